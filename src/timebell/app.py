@@ -255,23 +255,27 @@ class Timebell(DecoratorMixin, FacadeMixin):
     async def run(self, *, until_idle: bool = False) -> None:
         """Run the engine until SIGTERM, SIGINT or `timebell node drain`, then drain.
 
-        With `until_idle`, also stop when nothing is due.
+        With `until_idle`, also stop when nothing is due. Closes the app.
         """
+        try:
+            await self._run_engine(until_idle=until_idle)
+        finally:
+            await self.close()
+
+    async def _run_engine(self, *, until_idle: bool = False) -> None:
+        """Run the engine as `run` does, but leave the app open, for requests that are still in progress."""
         # The process is dedicated to the engine: everything loaded so far stays, and jobs allocate in large numbers.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         # SQLite's thread may wait this long (default: 5 ms) for a busy event loop, ten times per batch.
         sys.setswitchinterval(0.0005)
-        try:
-            with stopped_by_signals() as stop:
-                async with self.running() as service:
-                    stop_conditions = (stop.wait(), service.node.drain_requested.wait())
-                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(condition) for condition in stop_conditions]
-                    if until_idle:
-                        waits.append(asyncio.create_task(service.wait_until_idle()))
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await self.close()
+        with stopped_by_signals() as stop:
+            async with self.running() as service:
+                stop_conditions = (stop.wait(), service.node.drain_requested.wait())
+                waits: list[asyncio.Task[Any]] = [asyncio.create_task(condition) for condition in stop_conditions]
+                if until_idle:
+                    waits.append(asyncio.create_task(service.wait_until_idle()))
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     async def _sync_schedules(self) -> None:
         """Write the schedules defined in code whose code hash changed."""

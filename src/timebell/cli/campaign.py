@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Yes, server_client
+from timebell.cli.schedule import server_client
 
-campaign = click_signatures.Group("Campaigns: one push to many devices.")
-CampaignId = Annotated[str, click_signatures.Argument(metavar="ID", help="Campaign id.")]
-Reason = Annotated[
-    str | None, click_signatures.Option("--reason", metavar="TEXT", help="Reason, shown to other users.")
-]
+campaign = Group("Campaigns: one push to many devices.")
+campaign_id_argument = click.argument("id", metavar="ID", help="Campaign id.")
+reason_option = click.option("--reason", metavar="TEXT", help="Reason, shown to other users.")
 WATCH_END_STATES = ("completed", "stopped", "paused")
 POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
 
 
 @campaign.command()
+@click.argument("message", required=False, metavar="[[JSON]]", help="Body of POST /campaigns, or @file; - for stdin.")
+@click.option("--title", metavar="TEXT")
+@click.option("--body", metavar="TEXT")
+@click.option("--data", metavar="JSON", help="Data for the app.")
+@click.option(
+    "--filter", "filters", multiple=True, metavar="NAME=VALUE", help="Recipients, e.g. platform=ios; repeatable."
+)
+@click.option("--at", metavar="TIME", help="Send time.  [default: now]")
+@click.option("--timezone", "--tz", metavar="ZONE")
+@click.option("--cron", metavar="EXPR", help="Send repeatedly; requires --name.")
+@click.option("--name", metavar="NAME")
+@output_option
 def create(
-    message: Annotated[
-        str | None,
-        click_signatures.Argument(metavar="[JSON]", help="Body of POST /campaigns, or @file; - for stdin."),
-    ] = None,
-    title: Annotated[str | None, click_signatures.Option(metavar="TEXT")] = None,
-    body: Annotated[str | None, click_signatures.Option(metavar="TEXT")] = None,
-    data: Annotated[str | None, click_signatures.Option(metavar="JSON", help="Data for the app.")] = None,
-    filters: Annotated[
-        list[str] | None,
-        click_signatures.Option("--filter", metavar="NAME=VALUE", help="Recipients, e.g. platform=ios; repeatable."),
-    ] = None,
-    at: Annotated[str | None, click_signatures.Option(metavar="TIME", help="Send time.  [default: now]")] = None,
-    timezone: Annotated[str | None, click_signatures.Option("--timezone", "--tz", metavar="ZONE")] = None,
-    cron: Annotated[
-        str | None, click_signatures.Option(metavar="EXPR", help="Send repeatedly; requires --name.")
-    ] = None,
-    name: Annotated[str | None, click_signatures.Option(metavar="NAME")] = None,
-    output: Output = None,
+    message: str | None,
+    title: str | None,
+    body: str | None,
+    data: str | None,
+    filters: tuple[str, ...],
+    at: str | None,
+    timezone: str | None,
+    cron: str | None,
+    name: str | None,
+    output: str | None,
 ) -> None:
     """Create a campaign that is sent now, at a time, or by a cron expression."""
     from timebell.cli.inputs import parse_json, parse_pairs
@@ -55,11 +60,10 @@ def create(
 
 
 @campaign.command("list")
-def list_(
-    state: Annotated[str | None, click_signatures.Option(metavar="STATE", help="pending, running, paused, ...")] = None,
-    limit: Annotated[int, click_signatures.Option(metavar="N")] = 50,
-    output: Output = None,
-) -> None:
+@click.option("--state", metavar="STATE", help="pending, running, paused, ...")
+@click.option("--limit", type=int, default=50, show_default=True, metavar="N")
+@output_option
+def list_(state: str | None, limit: int, output: str | None) -> None:
     """List campaigns, newest first."""
     from timebell.cli.inputs import print_list
 
@@ -71,11 +75,10 @@ def list_(
 
 
 @campaign.command()
-def status(
-    id: CampaignId,
-    watch: Annotated[bool, click_signatures.Option("--watch", "-w", help="Wait until it finishes or pauses.")] = False,
-    output: Output = None,
-) -> None:
+@campaign_id_argument
+@click.option("--watch", "-w", is_flag=True, help="Wait until it finishes or pauses.")
+@output_option
+def status(id: str, watch: bool, output: str | None) -> None:
     """Show the progress of a campaign; with --watch exit 1 if it did not complete."""
     from threading import Event
 
@@ -89,11 +92,13 @@ def status(
         record = remote.request("GET", f"/campaigns/{id}")
     _print_campaign(record, remote.settings.output)
     if watch and record["state"] != "completed":
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 @campaign.command()
-def preview(id: CampaignId, output: Output = None) -> None:
+@campaign_id_argument
+@output_option
+def preview(id: str, output: str | None) -> None:
     """Show the JSON sent to a device, and the send time of each time zone."""
     import json
 
@@ -114,22 +119,17 @@ def preview(id: CampaignId, output: Output = None) -> None:
 
 
 @campaign.command("test")
-def send_test(
-    id: CampaignId,
-    token: Annotated[
-        list[str] | None, click_signatures.Option(metavar="TOKEN", help="Device token; repeatable.")
-    ] = None,
-    user: Annotated[
-        list[str] | None, click_signatures.Option(metavar="ID", help="All devices of a user; repeatable.")
-    ] = None,
-    output: Output = None,
-) -> None:
+@campaign_id_argument
+@click.option("--token", multiple=True, metavar="TOKEN", help="Device token; repeatable.")
+@click.option("--user", multiple=True, metavar="ID", help="All devices of a user; repeatable.")
+@output_option
+def send_test(id: str, token: tuple[str, ...], user: tuple[str, ...], output: str | None) -> None:
     """Send a campaign now, only to test devices."""
     from timebell.cli.output import Format, print_record
     from timebell.cli.output import print_data as line
 
     remote = server_client(output)
-    sent = remote.request("POST", f"/campaigns/{id}/test", {"tokens": token or [], "userIds": user or []})
+    sent = remote.request("POST", f"/campaigns/{id}/test", {"tokens": token, "userIds": user})
     if remote.settings.output != Format.TABLE:
         print_record(sent, remote.settings.output)
     else:
@@ -137,47 +137,57 @@ def send_test(
 
 
 @campaign.command()
-def start(id: CampaignId, output: Output = None) -> None:
+@campaign_id_argument
+@output_option
+def start(id: str, output: str | None) -> None:
     """Start a campaign now, regardless of its send time."""
     _post_action(id, "start", None, output)
 
 
 @campaign.command()
-def pause(id: CampaignId, reason: Reason = None, output: Output = None) -> None:
+@campaign_id_argument
+@reason_option
+@output_option
+def pause(id: str, reason: str | None, output: str | None) -> None:
     """Pause a campaign: no further chunk starts. The cursor is kept for resume."""
     _post_action(id, "pause", {"reason": reason}, output)
 
 
 @campaign.command()
-def resume(id: CampaignId, output: Output = None) -> None:
+@campaign_id_argument
+@output_option
+def resume(id: str, output: str | None) -> None:
     """Resume a paused campaign at its cursor."""
     _post_action(id, "resume", None, output)
 
 
 @campaign.command()
-def approve(id: CampaignId, output: Output = None) -> None:
+@campaign_id_argument
+@output_option
+def approve(id: str, output: str | None) -> None:
     """Approve a campaign stopped by a gate; requires the admin role."""
     _post_action(id, "approve", None, output)
 
 
 @campaign.command()
-def stop(id: CampaignId, reason: Reason = None, yes: Yes = False, output: Output = None) -> None:
+@campaign_id_argument
+@reason_option
+@yes_option
+@output_option
+def stop(id: str, reason: str | None, yes: bool, output: str | None) -> None:
     """Stop a campaign permanently; no further recipient is sent to."""
     from timebell.cli.inputs import confirm
 
     if not confirm(f"Permanently stop campaign {id}?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     _post_action(id, "stop", {"reason": reason}, output)
 
 
 @campaign.command()
-def retry(
-    id: CampaignId,
-    unknown: Annotated[
-        bool, click_signatures.Option("--unknown", help="Also retry recipients with an unknown outcome.")
-    ] = False,
-    output: Output = None,
-) -> None:
+@campaign_id_argument
+@click.option("--unknown", is_flag=True, help="Also retry recipients with an unknown outcome.")
+@output_option
+def retry(id: str, unknown: bool, output: str | None) -> None:
     """Retry recipients that were not reached; never those whose message was accepted."""
     _post_action(id, "retry", {"unknown": unknown}, output)
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Yes, server_client
+from timebell.cli.schedule import server_client
 from timebell.cli.trigger import trigger
 
-connection = click_signatures.Group("Connections: access tokens for sources.")
-Name = Annotated[str, click_signatures.Argument(metavar="NAME", help="Connection name.")]
-TokenFile = Annotated[
-    str, click_signatures.Option("--from", metavar="FILE", help="File with the tokens; - for stdin.")
-]  # never an argument: every user of the machine can read the arguments of a process
+connection = Group("Connections: access tokens for sources.")
+name_argument = click.argument("name", metavar="NAME", help="Connection name.")
+token_file_option = click.option(
+    "--from", "path", default="-", show_default=True, metavar="FILE", help="File with the tokens; - for stdin."
+)
 
 
 @connection.command()
-def create(
-    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that sources refer to.")],
-    path: TokenFile = "-",
-    token_url: Annotated[
-        str | None, click_signatures.Option(metavar="URL", help="Endpoint that refreshes tokens.")
-    ] = None,
-    client_id: Annotated[str | None, click_signatures.Option(metavar="ID", help="OAuth client id.")] = None,
-    output: Output = None,
-) -> None:
+@click.argument("name", metavar="NAME", help="Name that sources refer to.")
+@token_file_option
+@click.option("--token-url", metavar="URL", help="Endpoint that refreshes tokens.")
+@click.option("--client-id", metavar="ID", help="OAuth client id.")
+@output_option
+def create(name: str, path: str, token_url: str | None, client_id: str | None, output: str | None) -> None:
     """Create a connection from the JSON of a token endpoint (client_secret allowed), or from a bare access token."""
     from timebell.cli.output import print_record
 
@@ -40,7 +40,8 @@ def create(
 
 
 @connection.command("list")
-def list_(output: Output = None) -> None:
+@output_option
+def list_(output: str | None) -> None:
     """List connections by name; tokens are never shown."""
     from timebell.cli.inputs import print_list
 
@@ -52,7 +53,10 @@ def list_(output: Output = None) -> None:
 
 
 @connection.command()
-def reauthorize(name: Name, path: TokenFile = "-", output: Output = None) -> None:
+@name_argument
+@token_file_option
+@output_option
+def reauthorize(name: str, path: str, output: str | None) -> None:
     """Replace the tokens of a connection; work that waited for them continues."""
     from timebell.cli.output import print_record
 
@@ -64,23 +68,24 @@ def reauthorize(name: Name, path: TokenFile = "-", output: Output = None) -> Non
 
 
 @connection.command()
-def delete(name: Name, yes: Yes = False) -> None:
+@name_argument
+@yes_option
+def delete(name: str, yes: bool) -> None:
     """Delete a connection that no source uses, with its tokens."""
     from timebell.cli.inputs import confirm
     from timebell.cli.output import print_message
 
     if not confirm(f"Delete connection {name}?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     server_client().request("DELETE", f"/connections/{_quote_segment(name)}")
     print_message("Deleted.")
 
 
 @trigger.command("reauthorize")
-def reauthorize_trigger(
-    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Trigger that needs new tokens.")],
-    path: TokenFile = "-",
-    output: Output = None,
-) -> None:
+@click.argument("name", metavar="NAME", help="Trigger that needs new tokens.")
+@token_file_option
+@output_option
+def reauthorize_trigger(name: str, path: str, output: str | None) -> None:
     """Replace the tokens of the source of a trigger; work that waited for them continues."""
     from timebell.cli.output import print_message, print_record
     from timebell.errors import InvalidInput

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-from timebell.cli import click_signatures
+from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import Format, print_message, print_record
-from timebell.cli.schedule import Output, Yes, server_client
+from timebell.cli.schedule import server_client
 
 
-def release(
-    schedule: Annotated[str | None, click_signatures.Argument(help="Schedule to release; name or id.")] = None,
-    every: Annotated[bool, click_signatures.Option("--all", help="Release the backlog of every schedule.")] = False,
-    discard: Annotated[bool, click_signatures.Option("--discard", help="Cancel the jobs instead.")] = False,
-    yes: Yes = False,
-    output: Output = None,
-) -> None:
+@click.command("release")
+@click.argument("schedule", required=False, help="Schedule to release; name or id.")
+@click.option("--all", "every", is_flag=True, help="Release the backlog of every schedule.")
+@click.option("--discard", is_flag=True, help="Cancel the jobs instead.")
+@yes_option
+@output_option
+def release(schedule: str | None, every: bool, discard: bool, yes: bool, output: str | None) -> None:
     """Run the backlog of an outage or a restore. Without a schedule or --all, show it."""
     from timebell.cli.inputs import confirm, format_relative_time, print_list
 
     if (schedule is not None) == every and (every or discard):
-        raise click_signatures.BadParameter("Specify either a schedule or --all.")
+        raise click.BadParameter("Specify either a schedule or --all.")
     remote = server_client(output)
     output_format = remote.settings.output
     id_ = None if schedule is None else remote.get_schedule(schedule)["id"]

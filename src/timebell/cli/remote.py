@@ -119,7 +119,7 @@ class ServerClient:
     ) -> HTTPResponse:
         pairs = [(name, value if isinstance(value, str) else json.dumps(value))
                  for name, values in (params or {}).items() if values is not None
-                 for value in (values if isinstance(values, list) else [values])]  # fmt: skip
+                 for value in (values if isinstance(values, list | tuple) else [values])]  # fmt: skip
         base = urlsplit(self.settings.url).path.rstrip("/")
         target = quote(f"{base}/api/v1{path}", safe="%/:?[]@!$&'()*+,;=")  # RFC 3986
         if pairs:

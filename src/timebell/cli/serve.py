@@ -87,10 +87,11 @@ async def _dev(app: Timebell, files: list[Path]) -> Path | None:
         signal.raise_signal(signal.SIGTERM)
 
     async with AsyncExitStack() as services:
+        services.push_async_callback(app.close)  # last, because requests in progress use the store
         await services.enter_async_context(_http_servers(app, configuration.ROLES, open_here=True))
         await services.enter_async_context(_background_task(_announce(app, print_message)))
         await services.enter_async_context(_background_task(_watch_files(app.clock, files, on_change)))
-        await app.run()
+        await app._run_engine()
     print_message("Stopped.")
     return changed[0] if changed else None
 
@@ -128,12 +129,15 @@ async def _serve_http_only(app: Timebell, roles: tuple[str, ...]) -> None:
 
 
 async def _run_engine(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
-    async with (
-        _http_servers(app, roles),
-        _background_task(_announce(app, log.info, has_dashboard="ui" in roles)),
-        systemd.notifying_systemd(app),
-    ):
-        await app.run(until_idle=until_idle)
+    try:
+        async with (
+            _http_servers(app, roles),
+            _background_task(_announce(app, log.info, has_dashboard="ui" in roles)),
+            systemd.notifying_systemd(app),
+        ):
+            await app._run_engine(until_idle=until_idle)
+    finally:  # after the HTTP servers, because requests in progress use the store
+        await app.close()
     log.info("stopped")
 
 

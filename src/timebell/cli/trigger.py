@@ -3,56 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, timezone_option, yes_option
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import (
-    Condition,
-    Output,
-    Payload,
-    Priority,
-    Queue,
-    Retries,
-    Target,
-    Timeout,
-    Yes,
-    Zone,
+    condition_option,
+    payload_option,
+    priority_option,
+    queue_option,
+    retries_option,
     server_client,
+    target_option,
+    timeout_option,
 )
 
-trigger = click_signatures.Group("Triggers: fire at a date column of external rows.")
-source = click_signatures.Group("Sources: external systems with dated rows.")
-Name = Annotated[str, click_signatures.Argument(metavar="NAME", help="Name.")]
+trigger = Group("Triggers: fire at a date column of external rows.")
+source = Group("Sources: external systems with dated rows.")
+name_argument = click.argument("name", metavar="NAME", help="Name.")
 
 
 @trigger.command()
+@click.argument("name", metavar="NAME", help="Trigger name.")
+@click.option("--source", "source_name", required=True, metavar="NAME", help="Source of the rows.")
+@click.option("--column", required=True, metavar="FIELD", help="Column with the time to fire at.")
+@click.option("--topic", required=True, metavar="TOPIC", help="Topic of the jobs.")
+@click.option("--offset", multiple=True, metavar="-15m|0|+1d", help="Offset from the column; repeatable.")
+@timezone_option
+@click.option("--recipients", metavar="FIELD", help="Column of recipients; one job each.")
+@condition_option
+@click.option("--unless", metavar="SQL", help="Skip if this query has a result.")
+@click.option("--grace", type=float, metavar="SECONDS", help="Maximum lateness to fire.")
+@payload_option
+@target_option
+@retries_option
+@timeout_option
+@queue_option
+@priority_option
+@click.option("--replace", is_flag=True, help="Replace an existing trigger.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the scan.")
+@output_option
 def create(
-    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Trigger name.")],
-    source_name: Annotated[str, click_signatures.Option("--source", metavar="NAME", help="Source of the rows.")],
-    column: Annotated[str, click_signatures.Option(metavar="FIELD", help="Column with the time to fire at.")],
-    topic: Annotated[str, click_signatures.Option(metavar="TOPIC", help="Topic of the jobs.")],
-    offset: Annotated[
-        list[str] | None, click_signatures.Option(metavar="-15m|0|+1d", help="Offset from the column; repeatable.")
-    ] = None,
-    timezone: Zone = None,
-    recipients: Annotated[
-        str | None, click_signatures.Option(metavar="FIELD", help="Column of recipients; one job each.")
-    ] = None,
-    condition: Condition = None,
-    unless: Annotated[
-        str | None, click_signatures.Option(metavar="SQL", help="Skip if this query has a result.")
-    ] = None,
-    grace: Annotated[float | None, click_signatures.Option(metavar="SECONDS", help="Maximum lateness to fire.")] = None,
-    payload: Payload = None,
-    target: Target = None,
-    retries: Retries = None,
-    timeout: Timeout = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    replace: Annotated[bool, click_signatures.Option("--replace", help="Replace an existing trigger.")] = False,
-    no_wait: Annotated[bool, click_signatures.Option("--no-wait", help="Do not wait for the scan.")] = False,
-    output: Output = None,
+    name: str,
+    source_name: str,
+    column: str,
+    topic: str,
+    offset: tuple[str, ...],
+    timezone: str | None,
+    recipients: str | None,
+    condition: str | None,
+    unless: str | None,
+    grace: float | None,
+    payload: str | None,
+    target: str | None,
+    retries: int | None,
+    timeout: float | None,
+    queue: str | None,
+    priority: int | None,
+    replace: bool,
+    no_wait: bool,
+    output: str | None,
 ) -> None:
     """Create a trigger and scan the existing rows."""
     from timebell.cli.inputs import parse_json
@@ -78,7 +91,8 @@ def create(
 
 
 @trigger.command("list")
-def list_(output: Output = None) -> None:
+@output_option
+def list_(output: str | None) -> None:
     """List triggers by name."""
     from timebell.cli.inputs import print_list
 
@@ -90,18 +104,19 @@ def list_(output: Output = None) -> None:
 
 
 @trigger.command()
-def show(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def show(name: str, output: str | None) -> None:
     """Show a trigger."""
     remote = server_client(output)
     _print_trigger(remote.request("GET", f"/triggers/{_quote_segment(name)}"), remote.settings.output)
 
 
 @trigger.command()
-def scan(
-    name: Name,
-    no_wait: Annotated[bool, click_signatures.Option("--no-wait", help="Do not wait for the scan.")] = False,
-    output: Output = None,
-) -> None:
+@name_argument
+@click.option("--no-wait", is_flag=True, help="Do not wait for the scan.")
+@output_option
+def scan(name: str, no_wait: bool, output: str | None) -> None:
     """Scan all rows again, and plan missing firings."""
     remote = server_client(output)
     operation = remote.request("POST", f"/triggers/{_quote_segment(name)}/scan")
@@ -110,9 +125,8 @@ def scan(
 
 
 @trigger.command()
-def install(
-    name: Annotated[str, click_signatures.Argument(metavar="SOURCE", help="Source of a database table.")],
-) -> None:
+@click.argument("name", metavar="SOURCE", help="Source of a database table.")
+def install(name: str) -> None:
     """Print the SQL that makes a source's table report its changes: review it, then run it."""
     from timebell.cli.output import print_data as line
     from timebell.model.target import referenced_secret
@@ -126,11 +140,10 @@ def install(
 
 
 @trigger.command()
-def pause(
-    name: Name,
-    reason: Annotated[str | None, click_signatures.Option(help="Reason, shown to other users.")] = None,
-    output: Output = None,
-) -> None:
+@name_argument
+@click.option("--reason", help="Reason, shown to other users.")
+@output_option
+def pause(name: str, reason: str | None, output: str | None) -> None:
     """Pause a trigger: firings that become due are skipped until it is resumed."""
     remote = server_client(output)
     body = None if reason is None else {"reason": reason}
@@ -138,34 +151,35 @@ def pause(
 
 
 @trigger.command()
-def resume(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def resume(name: str, output: str | None) -> None:
     """Resume a trigger."""
     remote = server_client(output)
     _print_trigger(remote.request("POST", f"/triggers/{_quote_segment(name)}/resume"), remote.settings.output)
 
 
 @trigger.command()
-def delete(name: Name, yes: Yes = False, output: Output = None) -> None:
+@name_argument
+@yes_option
+@output_option
+def delete(name: str, yes: bool, output: str | None) -> None:
     """Delete a trigger, and cancel its jobs."""
     from timebell.cli.inputs import confirm
 
     if not confirm(f"Delete trigger {name}, and cancel its jobs?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     remote = server_client(output)
     _watch_operation(remote, remote.request("DELETE", f"/triggers/{_quote_segment(name)}"))
 
 
 @source.command("create")
-def create_source(
-    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that triggers refer to.")],
-    kind: Annotated[str, click_signatures.Option(metavar="webhook|sql|monday", help="Kind of the source.")] = "webhook",
-    options: Annotated[
-        str | None,
-        click_signatures.Option(metavar="JSON", help="Options of the kind, e.g. url and table for sql; @file."),
-    ] = None,
-    replace: Annotated[bool, click_signatures.Option("--replace", help="Replace an existing source.")] = False,
-    output: Output = None,
-) -> None:
+@click.argument("name", metavar="NAME", help="Name that triggers refer to.")
+@click.option("--kind", default="webhook", show_default=True, metavar="webhook|sql|monday", help="Kind of the source.")
+@click.option("--options", metavar="JSON", help="Options of the kind, e.g. url and table for sql; @file.")
+@click.option("--replace", is_flag=True, help="Replace an existing source.")
+@output_option
+def create_source(name: str, kind: str, options: str | None, replace: bool, output: str | None) -> None:
     """Create a source: a database that is polled, or a webhook that receives changes."""
     from timebell.cli.inputs import parse_json
 
@@ -181,7 +195,8 @@ def create_source(
 
 
 @source.command("list")
-def list_sources(output: Output = None) -> None:
+@output_option
+def list_sources(output: str | None) -> None:
     """List sources by name."""
     from timebell.cli.inputs import print_list
 
@@ -192,14 +207,18 @@ def list_sources(output: Output = None) -> None:
 
 
 @source.command("show")
-def show_source(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def show_source(name: str, output: str | None) -> None:
     """Show a source."""
     remote = server_client(output)
     _print_source(remote.request("GET", f"/sources/{_quote_segment(name)}"), remote.settings.output)
 
 
 @source.command("items")
-def items(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def items(name: str, output: str | None) -> None:
     """List the rows of a source by key, in their last known version."""
     from timebell.cli.inputs import print_list, shorten
 
@@ -211,13 +230,15 @@ def items(name: Name, output: Output = None) -> None:
 
 
 @source.command("delete")
-def delete_source(name: Name, yes: Yes = False) -> None:
+@name_argument
+@yes_option
+def delete_source(name: str, yes: bool) -> None:
     """Delete a source without triggers, and its rows."""
     from timebell.cli.inputs import confirm
     from timebell.cli.output import print_message
 
     if not confirm(f"Delete source {name}?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     server_client().request("DELETE", f"/sources/{_quote_segment(name)}")
     print_message("Deleted.")
 

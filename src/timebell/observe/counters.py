@@ -1,7 +1,7 @@
 """In-memory counters and histograms of a node. `metrics.py` exports them.
 
 Cardinality is bounded: there are no labels for jobs or tenants, and once a metric has MAX_SERIES series, new topics are
-counted as `other`.
+counted as `other`. Not the counters of prometheus-client, because these are on the hot path and cost a tenth.
 """
 
 from __future__ import annotations

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from timebell.observe.counters import Counters, Histogram, LabeledCounter
-from timebell.observe.exposition import Family, Kind, Sample
 from timebell.store.cluster.gauges import Gauges
 
 
 class MetricDefinition(NamedTuple):
     """Kind, labels and help text of a metric."""
 
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     help: str
 
@@ -140,14 +142,14 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Data of one scrape. `gauges` is None if the database did not respond."""
+    """Data of one scrape, a collector of prometheus-client. `gauges` is None if the database did not respond."""
 
     counters: Counters
     node: NodeFacts
     gauges: Gauges | None
     labeled: bool
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         yield from self._counter_families()
         yield from self._histogram_families()
@@ -156,7 +158,7 @@ class Snapshot:
         if self.gauges is not None:
             yield from self._database_families(self.gauges)
 
-    def _counter_families(self) -> Iterator[Family]:
+    def _counter_families(self) -> Iterator[Metric]:
         counters = self.counters
         yield _labeled_counter("timebell_fires_total", counters.fires)
         yield _labeled_counter("timebell_fires_not_run_total", counters.not_run)
@@ -174,7 +176,7 @@ class Snapshot:
         yield _labeled_counter("timebell_audit_differences_total", counters.audit_differences)
         yield _counter("timebell_leader_changes_total", counters.leader_changes)
 
-    def _histogram_families(self) -> Iterator[Family]:
+    def _histogram_families(self) -> Iterator[Metric]:
         counters = self.counters
         yield _histogram("timebell_fire_lag_seconds", counters.lag)
         yield _histogram("timebell_run_duration_seconds", counters.run_durations)
@@ -183,14 +185,14 @@ class Snapshot:
         yield _histogram("timebell_due_found", counters.claim_sizes)
         yield _histogram("timebell_db_duration_seconds", counters.database_durations)
 
-    def _node_families(self) -> Iterator[Family]:
+    def _node_families(self) -> Iterator[Metric]:
         node = self.node
         yield _gauge("timebell_leader", node.is_leader)
         yield _gauge("timebell_node_clock_skew_seconds", node.clock_skew_seconds)
         yield _gauges("timebell_node_slots", [(("busy",), node.busy_slots), (("free",), node.free_slots)])
         yield _gauges("timebell_build_info", [((node.version, node.tzdata), 1)])
 
-    def _database_families(self, gauges: Gauges) -> Iterator[Family]:
+    def _database_families(self, gauges: Gauges) -> Iterator[Metric]:
         yield _gauges("timebell_jobs", _label_values(gauges.jobs.items()))
         yield _gauges("timebell_schedules", _label_values(gauges.schedules.items()))
         yield _gauges("timebell_campaigns", _label_values(gauges.campaigns.items()))
@@ -214,37 +216,32 @@ def _label_values(values: Iterable[tuple[str, float]]) -> list[tuple[tuple[str, 
     return [((label,), value) for label, value in values]
 
 
-def _counter(name: str, value: float) -> Family:
-    return _family(name, [Sample((), value)])
+def _counter(name: str, value: float) -> Metric:
+    return CounterMetricFamily(name, METRICS[name].help, value)
 
 
-def _gauge(name: str, value: float) -> Family:
-    return _family(name, [Sample((), value)])
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, METRICS[name].help, value)
 
 
-def _gauges(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Family:
-    return _family(name, [Sample(_labels(name, labels), value) for labels, value in values])
+def _gauges(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
 
 
-def _labeled_counter(name: str, counter: LabeledCounter) -> Family:
-    return _gauges(name, list(counter.values.items()))
+def _labeled_counter(name: str, counter: LabeledCounter) -> Metric:
+    family = CounterMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
+    for labels, value in list(counter.values.items()):
+        family.add_metric(labels, value)
+    return family
 
 
-def _histogram(name: str, histogram: Histogram) -> Family:
-    samples: list[Sample] = []
+def _histogram(name: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
     bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-    for label_values, series in list(histogram.series.items()):
-        labels, count = _labels(name, label_values), 0
-        for bound, in_bucket in zip(bounds, series.buckets, strict=True):
-            count += in_bucket
-            samples.append(Sample([*labels, ("le", bound)], count, "_bucket"))
-        samples += [Sample(labels, count, "_count"), Sample(labels, series.total, "_sum")]
-    return _family(name, samples)
-
-
-def _labels(name: str, values: tuple[str, ...]) -> list[tuple[str, str]]:
-    return list(zip(METRICS[name].labels, values, strict=True))
-
-
-def _family(name: str, samples: list[Sample]) -> Family:
-    return Family(name, METRICS[name].kind, METRICS[name].help, samples)
+    for labels, series in list(histogram.series.items()):
+        buckets = list(zip(bounds, accumulate(series.buckets), strict=True))
+        family.add_metric(labels, buckets, series.total)
+    return family

@@ -290,8 +290,8 @@ class SqliteStore:
         return result
 
     def _transaction(self, operation: Callable[..., Any] | None = None) -> SqliteTransaction:
-        assert self._connection is not None
-        assert self._driver is not None
+        if self._connection is None or self._driver is None:  # closed while the operation was queued
+            raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
         probed = transaction.probe is not None
         steps = Steps(getattr(operation, "__name__", "operation")) if probed else UNOBSERVED_STEPS
         return SqliteTransaction(self._connection, self.dialect, steps, self._driver)
