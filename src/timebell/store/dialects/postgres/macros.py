@@ -16,9 +16,12 @@ The macros, which every dialect defines:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+from sqlalchemy import Insert, Table
+from sqlalchemy.dialects.postgresql import insert
 
 from timebell.store.dialects.base import LAST_SUCCESS
 from timebell.store.types import to_utc
@@ -76,3 +79,14 @@ class PostgresDialect:
 
     def from_db(self, value: Any) -> Any:
         return value if value is None or value.tzinfo is UTC else to_utc(value)
+
+    def insert_ignoring_duplicates(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    def upsert(
+        self, table: Table, *, replace: Sequence[str] = (), add: Sequence[str] = (), key: Sequence[str] = ()
+    ) -> Insert:  # fmt: skip
+        statement = insert(table)
+        new = statement.excluded
+        changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
+        return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Insert, Table
+from sqlalchemy.dialects.sqlite import insert
+
 from timebell.store.dialects.base import LAST_SUCCESS
 from timebell.store.types import EPOCH, MICROSECOND, optional_from_micros
 
@@ -59,3 +62,14 @@ class SqliteDialect:
         )  # `to_micros` inlined: called many times per job
 
     from_db = staticmethod(optional_from_micros)
+
+    def insert_ignoring_duplicates(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    def upsert(
+        self, table: Table, *, replace: Sequence[str] = (), add: Sequence[str] = (), key: Sequence[str] = ()
+    ) -> Insert:  # fmt: skip
+        statement = insert(table)
+        new = statement.excluded
+        changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
+        return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)
