@@ -43,15 +43,17 @@ class Dialect(StatementDialect, Protocol):
         """Convert a value from the database to a datetime, or None."""
 
     def insert_ignoring_duplicates(self, table: Table) -> Insert:
-        """Return an INSERT that ignores rows whose key exists already."""
+        """Return an INSERT that ignores rows whose key exists already; cached, as `upsert`."""
 
     def upsert(
-        self, table: Table, *, replace: Sequence[str] = (), add: Sequence[str] = (), key: Sequence[str] = ()
+        self, table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
     ) -> Insert:  # fmt: skip
         """Return an INSERT that updates the rows whose key exists already.
 
         It replaces the columns `replace` by the new values, and adds the new values to the columns `add`. `key` are the
         columns of a unique index; by default those of the primary key.
+
+        The statement is cached, because building it takes longer than executing it: pass the rows to `execute`.
         """
 
 

@@ -29,9 +29,12 @@ class AuditRecord:
     request_id: str | None = None
 
 
+INSERT_RECORD = insert(audit_log)
+
+
 def write_record(tx: Transaction, record: AuditRecord) -> None:
     """Insert a record."""
-    tx.execute(insert(audit_log), asdict(record))
+    tx.execute(INSERT_RECORD, asdict(record))
 
 
 def list_records(

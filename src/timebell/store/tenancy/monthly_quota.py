@@ -48,7 +48,8 @@ def charge_jobs(
             continue
         month = billing_month(now, row.timezone)
         matches = (months.c.tenant_id == tenant_id) & (months.c.month == month)
-        tx.execute(tx.dialect.insert_ignoring_duplicates(months).values(tenant_id=tenant_id, month=month, used=0))
+        empty = {"tenant_id": tenant_id, "month": month, "used": 0}
+        tx.execute(tx.dialect.insert_ignoring_duplicates(months), empty)
         used = tx.execute(select(months.c.used).where(matches).with_for_update()).scalar_one()
         in_jobs = jobs.c.id.in_(job_ids_by_tenant[tenant_id])
         uncharged = set(tx.execute(select(jobs.c.id).where(in_jobs, jobs.c.charged.is_(False))).scalars())

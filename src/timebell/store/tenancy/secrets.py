@@ -33,7 +33,7 @@ def get_or_create_cipher(tx: Transaction, keyring: Keyring, tenant_id: str, now:
         "tenant_id": tenant_id, "wrapped_by": keyring.newest_key_id, "wrapped": keyring.new_data_key(tenant_id),
         "created_at": now, "updated_at": now,
     }  # fmt: skip
-    tx.execute(tx.dialect.insert_ignoring_duplicates(data_keys).values(**values))
+    tx.execute(tx.dialect.insert_ignoring_duplicates(data_keys), values)
     created = find_cipher(tx, keyring, tenant_id)
     assert created is not None
     return created

@@ -43,10 +43,10 @@ def add_usage(
     tx: Transaction, tenant_id: str, now: datetime, *, payload_bytes: int = 0, requests: int = 0, shard_key: str = ""
 ) -> None:
     """Add to today's counters; different `shard_key`s use different rows, to avoid lock contention."""
-    tx.execute(tx.dialect.upsert(usage, add=("payload_bytes", "requests")).values(
-        tenant_id=tenant_id, day=utc_day(now), slot=crc32(shard_key.encode()) % COUNTER_SHARDS,
-        payload_bytes=payload_bytes, requests=requests,
-    ))  # fmt: skip
+    tx.execute(tx.dialect.upsert(usage, add=("payload_bytes", "requests")), {
+        "tenant_id": tenant_id, "day": utc_day(now), "slot": crc32(shard_key.encode()) % COUNTER_SHARDS,
+        "payload_bytes": payload_bytes, "requests": requests,
+    })  # fmt: skip
 
 
 def get_usage(tx: Transaction, tenant_id: str, now: datetime) -> TenantUsage:

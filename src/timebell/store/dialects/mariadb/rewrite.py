@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Insert, Table
@@ -96,14 +96,18 @@ class MariaDialect:
     def from_db(self, value: Any) -> Any:
         return None if value is None else from_micros(value)
 
-    def insert_ignoring_duplicates(self, table: Table) -> Insert:
+    @staticmethod
+    @cache
+    def insert_ignoring_duplicates(table: Table) -> Insert:
         # An update without effect, because INSERT IGNORE also ignores other errors, and takes a shared lock on existing
         # rows: two transactions that update such a row afterwards would deadlock.
         statement, key = _insert(table), table.primary_key.columns[0]
         return statement.on_duplicate_key_update({key.name: key})
 
+    @staticmethod
+    @cache
     def upsert(
-        self, table: Table, *, replace: Sequence[str] = (), add: Sequence[str] = (), key: Sequence[str] = ()
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
     ) -> Insert:  # fmt: skip
         statement = _insert(table)
         new = statement.inserted

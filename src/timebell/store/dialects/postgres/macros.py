@@ -16,8 +16,9 @@ The macros, which every dialect defines:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Insert, Table
@@ -80,11 +81,15 @@ class PostgresDialect:
     def from_db(self, value: Any) -> Any:
         return value if value is None or value.tzinfo is UTC else to_utc(value)
 
-    def insert_ignoring_duplicates(self, table: Table) -> Insert:
+    @staticmethod
+    @cache
+    def insert_ignoring_duplicates(table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
+    @staticmethod
+    @cache
     def upsert(
-        self, table: Table, *, replace: Sequence[str] = (), add: Sequence[str] = (), key: Sequence[str] = ()
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
     ) -> Insert:  # fmt: skip
         statement = insert(table)
         new = statement.excluded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Insert, Table
@@ -63,11 +64,15 @@ class SqliteDialect:
 
     from_db = staticmethod(optional_from_micros)
 
-    def insert_ignoring_duplicates(self, table: Table) -> Insert:
+    @staticmethod
+    @cache
+    def insert_ignoring_duplicates(table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
+    @staticmethod
+    @cache
     def upsert(
-        self, table: Table, *, replace: Sequence[str] = (), add: Sequence[str] = (), key: Sequence[str] = ()
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
     ) -> Insert:  # fmt: skip
         statement = insert(table)
         new = statement.excluded
