@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import orjson
 from sqlalchemy import Connection, Executable, Insert, Table, text
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.engine import CursorResult
 
 from timebell.store.statement import Statement, StatementDialect
@@ -43,15 +42,19 @@ class Dialect(StatementDialect, Protocol):
     def from_db(self, value: Any) -> Any:
         """Convert a value from the database to a datetime, or None."""
 
+    def insert_ignoring_duplicates(self, table: Table) -> Insert:
+        """Return an INSERT that ignores rows whose key exists already; cached, as `upsert`."""
 
-def insert_ignore(dialect: Dialect, table: Table) -> Insert:
-    """Return an INSERT that ignores rows whose key exists already."""
-    if dialect.name.startswith("mysql"):
-        from sqlalchemy.dialects.mysql import insert as mysql_insert
+    def upsert(
+        self, table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> Insert:  # fmt: skip
+        """Return an INSERT that updates the rows whose key exists already.
 
-        key = table.primary_key.columns[0]
-        return mysql_insert(table).on_duplicate_key_update({key.name: key})
-    return postgresql_insert(table).on_conflict_do_nothing()  # same syntax in SQLite
+        It replaces the columns `replace` by the new values, and adds the new values to the columns `add`. `key` are the
+        columns of a unique index; by default those of the primary key.
+
+        The statement is cached, because building it takes longer than executing it: pass the rows to `execute`.
+        """
 
 
 class Transaction(Protocol):

@@ -20,19 +20,9 @@ from timebell.model.payload import decode, encode
 from timebell.store.campaigns import devices as device_rows
 from timebell.store.campaigns.tables import audiences, devices, members
 from timebell.store.jobs import repository
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 a = audiences.c
-UPSERT_MEMBERS = Statement(
-    "WITH $rows INSERT INTO timebell_audience_members (tenant_id, audience, device_id, generation)"
-    " SELECT tenant_id, audience, device_id, generation FROM d WHERE true"
-    " ON CONFLICT (tenant_id, audience, device_id) DO UPDATE SET generation = excluded.generation",
-    tenant_id="text",
-    audience="text",
-    device_id="text",
-    generation="int",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +117,7 @@ def store_page(
         device_rows.register_devices(tx, audience.tenant_id, registrations, now)
         hashes = [hash_token(token) for token, _ in registrations]
         registered = (devices.c.tenant_id == audience.tenant_id) & devices.c.token_hash.in_(hashes)
-        tx.fetch(UPSERT_MEMBERS, [
+        tx.execute(tx.dialect.upsert(members, replace=("generation",)), [
             {"tenant_id": audience.tenant_id, "audience": audience.name, "device_id": id_,
              "generation": audience.loading}
             for id_ in tx.execute(select(devices.c.id).where(registered)).scalars()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, bindparam, func, insert, or_, select, update
 
 from timebell.model.campaign import CampaignState, ExclusionReason
 from timebell.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress, next_zone, plan_zones
@@ -21,22 +21,12 @@ from timebell.store.campaigns import campaigns as rows
 from timebell.store.campaigns import devices as device_rows
 from timebell.store.campaigns.campaigns import APPROVAL, CANARY, REFUSED, UNKNOWN, UNSENT
 from timebell.store.campaigns.tables import chunks, deliveries, devices
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 MAX_SEND_ATTEMPTS = 4
 """Attempts to send a chunk with messages that the provider rejects temporarily."""
 SENDING, WAITING, DONE = "sending", "waiting", "done"
 _DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state")
-UPDATE_DELIVERIES = Statement(
-    "WITH $rows UPDATE timebell_campaign_deliveries AS t SET state = d.state, code = d.code, message_id = d.message_id"
-    " FROM d WHERE t.campaign_id = d.campaign_id AND t.recipient = d.recipient AND t.state = 'sending'",
-    campaign_id="id",
-    recipient="text",
-    state="text",
-    code="text",
-    message_id="text",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,8 +355,9 @@ def _record_results(tx: Transaction, campaign: Campaign, number: int, results: S
     """Store the results of recipients, and count them."""
     if not results:
         return
-    tx.fetch(UPDATE_DELIVERIES, [
-        {"campaign_id": campaign.id, "recipient": result.recipient.id, "state": result.state, "code": result.code,
+    is_recipient = (deliveries.c.campaign_id == campaign.id) & (deliveries.c.recipient == bindparam("recipient_id"))
+    tx.execute(update(deliveries).where(is_recipient, deliveries.c.state == SENDING), [
+        {"recipient_id": result.recipient.id, "state": result.state, "code": result.code,
          "message_id": result.message_id}
         for result in results
     ])  # fmt: skip

@@ -16,22 +16,12 @@ from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.store.campaigns.tables import devices, members, notifications
 from timebell.store.jobs import repository
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 d = devices.c
-_COLUMNS = {
-    "id": "text", "tenant_id": "text", "token": "text", "token_hash": "text", "user_id": "text", "platform": "text",
-    "gender": "text", "age": "int", "language": "text", "timezone": "text", "push_on": "bool", "marketing_on": "bool",
-    "topics": "text", "attributes": "text", "created_at": "instant", "updated_at": "instant",
-}  # fmt: skip
-_IMMUTABLE_COLUMNS = ("id", "tenant_id", "token", "token_hash", "created_at")
-_UPDATE_ASSIGNMENTS = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name not in _IMMUTABLE_COLUMNS)
-UPSERT_DEVICES = Statement(
-    f"WITH $rows INSERT INTO timebell_devices ({', '.join(_COLUMNS)}) SELECT {', '.join(_COLUMNS)} FROM d WHERE true"  # noqa: S608
-    f" ON CONFLICT (tenant_id, token_hash) DO UPDATE SET {_UPDATE_ASSIGNMENTS}",
-    **_COLUMNS,
-)
+_KEY = ("tenant_id", "token_hash")
+_IMMUTABLE_COLUMNS = ("id", "token", "created_at", *_KEY)
+_MUTABLE_COLUMNS = tuple(column.name for column in devices.columns if column.name not in _IMMUTABLE_COLUMNS)
 
 
 def register_devices(
@@ -52,9 +42,9 @@ def register_devices(
     rows = []
     for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
         device = replace(existing.get(hashed) or Device(id=id_, token=tokens[hashed]), **fields)
-        rows.append(_device_to_row(tx, tenant_id, device, hashed, now))
+        rows.append(_device_to_row(tenant_id, device, hashed, now))
     if rows:
-        tx.fetch(UPSERT_DEVICES, rows)
+        tx.execute(tx.dialect.upsert(devices, key=_KEY, replace=_MUTABLE_COLUMNS), rows)
     return len(fields_by_hash) - len(existing)
 
 
@@ -90,16 +80,6 @@ def delete_dead(tx: Transaction, tenant_id: str, dead: Sequence[tuple[str, str]]
     return tx.execute(delete(devices).where(d.tenant_id == tenant_id, matches)).rowcount
 
 
-INSERT_NOTIFICATIONS = Statement(
-    "WITH $rows INSERT INTO timebell_notifications (tenant_id, notification_id, device_id, accepted_at)"
-    " SELECT tenant_id, notification_id, device_id, accepted_at FROM d WHERE true ON CONFLICT DO NOTHING",
-    tenant_id="text",
-    notification_id="text",
-    device_id="text",
-    accepted_at="instant",
-)
-
-
 def find_notified_devices(tx: Transaction, tenant_id: str, notification_id: str) -> set[str]:
     """Return the ids of devices for which a notification was accepted."""
     n = notifications.c
@@ -113,9 +93,8 @@ def record_notification(
 ) -> None:  # fmt: skip
     """Record the devices that a notification was accepted for, and delete dead ones."""
     if accepted and notification_id is not None:
-        at = tx.dialect.to_db(now)
-        tx.fetch(INSERT_NOTIFICATIONS, [
-            {"tenant_id": tenant_id, "notification_id": notification_id, "device_id": id_, "accepted_at": at}
+        tx.execute(tx.dialect.insert_ignoring_duplicates(notifications), [
+            {"tenant_id": tenant_id, "notification_id": notification_id, "device_id": id_, "accepted_at": now}
             for id_ in accepted
         ])  # fmt: skip
     delete_dead(tx, tenant_id, dead)
@@ -243,14 +222,13 @@ def _find_by_hash(tx: Transaction, tenant_id: str, hashes: Iterable[str], *, loc
     return {row.token_hash: device_from_row(row) for row in tx.execute(query.with_for_update() if lock else query)}
 
 
-def _device_to_row(tx: Transaction, tenant_id: str, device: Device, hashed: str, now: datetime) -> dict[str, Any]:
-    at = tx.dialect.to_db(now)
+def _device_to_row(tenant_id: str, device: Device, hashed: str, now: datetime) -> dict[str, Any]:
     return {
         "id": device.id, "tenant_id": tenant_id, "token": device.token, "token_hash": hashed,
         "user_id": device.user_id, "platform": device.platform, "gender": device.gender, "age": device.age,
         "language": device.language, "timezone": device.timezone, "push_on": device.push_on,
         "marketing_on": device.marketing_on, "topics": encode_sorted(list(device.topics)),
-        "attributes": encode_sorted(dict(device.attributes)), "created_at": at, "updated_at": at,
+        "attributes": encode_sorted(dict(device.attributes)), "created_at": now, "updated_at": now,
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from timebell.model.target import Secret, secret_names
 from timebell.store.campaigns.tables import audiences
 from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import data_keys, secrets, targets
-from timebell.store.transaction import Transaction, insert_ignore
+from timebell.store.transaction import Transaction
 from timebell.store.triggers.tables import sources
 from timebell.tenancy.secrets import Keyring, TenantCipher
 
@@ -33,7 +33,7 @@ def get_or_create_cipher(tx: Transaction, keyring: Keyring, tenant_id: str, now:
         "tenant_id": tenant_id, "wrapped_by": keyring.newest_key_id, "wrapped": keyring.new_data_key(tenant_id),
         "created_at": now, "updated_at": now,
     }  # fmt: skip
-    tx.execute(insert_ignore(tx.dialect, data_keys).values(**values))
+    tx.execute(tx.dialect.insert_ignoring_duplicates(data_keys), values)
     created = find_cipher(tx, keyring, tenant_id)
     assert created is not None
     return created

@@ -35,7 +35,6 @@ from timebell.model.trigger import (
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
 from timebell.store.schema import jobs
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.triggers.sources import awaits_first_scan, count_items, find_triggers, list_triggers_of_source
 from timebell.store.triggers.tables import firings, items, sources
@@ -50,26 +49,6 @@ PAYLOAD_HEADROOM_BYTES = 4096
 ItemFields = Mapping[str, Any] | None
 PlannedFiringKey = tuple[str, str, FiringKey]
 """Trigger id, item key, firing key."""
-
-INSERT_MISSING_ITEMS = Statement(
-    "WITH $rows INSERT INTO timebell_items (source_id, key, tenant_id, version, updated_at)"
-    " SELECT source_id, key, tenant_id, -1, updated_at FROM d WHERE true ON CONFLICT DO NOTHING",
-    source_id="id", key="text", tenant_id="text", updated_at="instant",
-)  # fmt: skip
-UPDATE_ITEMS = Statement(
-    "WITH $rows UPDATE timebell_items AS i SET version = d.version, fields = d.fields, updated_at = d.updated_at"
-    " FROM d WHERE i.source_id = d.source_id AND i.key = d.key",
-    source_id="id", key="text", version="int", fields="text", updated_at="instant",
-)  # fmt: skip
-UPSERT_FIRINGS = Statement(
-    "WITH $rows INSERT INTO timebell_firings"
-    " (trigger_id, item, step, recipient, tenant_id, at, job_id, revision, fired_at)"
-    " SELECT trigger_id, item, step, recipient, tenant_id, at, job_id, revision, fired_at FROM d WHERE true"
-    " ON CONFLICT (trigger_id, item, step, recipient) DO UPDATE SET at = excluded.at, job_id = excluded.job_id,"
-    " revision = excluded.revision, fired_at = excluded.fired_at",
-    trigger_id="id", item="text", step="text", recipient="text", tenant_id="text", at="instant", job_id="id",
-    revision="int", fired_at="instant",
-)  # fmt: skip
 
 
 def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange], now: datetime) -> ChangeSummary:
@@ -91,7 +70,7 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
             summary.stale += 1
         if known is None or change.version is None or (known.version is not None and change.version > known.version):
             newest[change.key] = change
-    keys, to_db = sorted(newest), tx.dialect.to_db
+    keys = sorted(newest)
     ensure_items(tx, source, keys, now)
     changed_fields: dict[str, ItemFields] = {}
     rows = []
@@ -107,16 +86,17 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
         except InvalidPayload as error:
             summary.rejected.append(f"{key!r:.60}: {error.message:.200}")
             new_fields, fields = old_fields, None if old_fields is None else encode(old_fields, "fields")
-        rows.append(
-            {"source_id": source.id, "key": key, "version": new_version, "fields": fields, "updated_at": to_db(now)}
-        )
+        rows.append({
+            "source_id": source.id, "key": key, "tenant_id": source.tenant_id, "version": new_version,
+            "fields": fields, "updated_at": now,
+        })  # fmt: skip
         if decode(fields) == old_fields and version >= 0:
             summary.unchanged += 1
         else:
             summary.changed += 1
             changed_fields[key] = new_fields
     if rows:
-        tx.fetch(UPDATE_ITEMS, rows)
+        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "updated_at")), rows)
     if changed_fields:
         reconcile_items(tx, list_triggers_of_source(tx, source), changed_fields, now, summary)
     return summary
@@ -124,8 +104,9 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
 
 def ensure_items(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
     """Insert missing item rows, with version -1 and without fields."""
-    common = {"source_id": source.id, "tenant_id": source.tenant_id, "updated_at": tx.dialect.to_db(now)}
-    tx.fetch(INSERT_MISSING_ITEMS, [{**common, "key": key} for key in keys])
+    if keys:
+        common = {"source_id": source.id, "tenant_id": source.tenant_id, "version": -1, "updated_at": now}
+        tx.execute(tx.dialect.insert_ignoring_duplicates(items), [{**common, "key": key} for key in keys])
 
 
 def apply_poll_result(
@@ -217,10 +198,10 @@ def _apply_plan(
         rows.append({
             "trigger_id": trigger_id, "item": item, "step": firing_key.offset, "recipient": firing_key.recipient,
             "tenant_id": triggers[trigger_id].tenant_id, "revision": triggers[trigger_id].revision,
-            "at": None if planned is None else tx.dialect.to_db(planned.scheduled_at),
-            "job_id": None if planned is None else planned.id, "fired_at": tx.dialect.to_db(fired_at),
+            "at": None if planned is None else planned.scheduled_at, "job_id": None if planned is None else planned.id,
+            "fired_at": fired_at,
         })  # fmt: skip
-    tx.fetch(UPSERT_FIRINGS, rows)
+    tx.execute(tx.dialect.upsert(firings, replace=("at", "job_id", "revision", "fired_at")), rows)
 
 
 def withdraw_jobs(tx: Transaction, successors: Mapping[str, NewJob | None], now: datetime) -> set[str]:

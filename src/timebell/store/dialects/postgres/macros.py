@@ -18,7 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
+
+from sqlalchemy import Insert, Table
+from sqlalchemy.dialects.postgresql import insert
 
 from timebell.store.dialects.base import LAST_SUCCESS
 from timebell.store.types import to_utc
@@ -76,3 +80,18 @@ class PostgresDialect:
 
     def from_db(self, value: Any) -> Any:
         return value if value is None or value.tzinfo is UTC else to_utc(value)
+
+    @staticmethod
+    @cache
+    def insert_ignoring_duplicates(table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    @staticmethod
+    @cache
+    def upsert(
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> Insert:  # fmt: skip
+        statement = insert(table)
+        new = statement.excluded
+        changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
+        return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
+
+from sqlalchemy import Insert, Table
+from sqlalchemy.dialects.sqlite import insert
 
 from timebell.store.dialects.base import LAST_SUCCESS
 from timebell.store.types import EPOCH, MICROSECOND, optional_from_micros
@@ -59,3 +63,18 @@ class SqliteDialect:
         )  # `to_micros` inlined: called many times per job
 
     from_db = staticmethod(optional_from_micros)
+
+    @staticmethod
+    @cache
+    def insert_ignoring_duplicates(table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    @staticmethod
+    @cache
+    def upsert(
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> Insert:  # fmt: skip
+        statement = insert(table)
+        new = statement.excluded
+        changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
+        return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)
