@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.audience import Filters, validate_device
 from timebell.model.campaign import CampaignState
@@ -253,6 +254,6 @@ def test_a_campaign_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
 def test_erasure_deletes_the_devices_of_an_owner(sender: Sender) -> None:
     sender.register("phone-0001", user_id="ann")
     sender.register("phone-0002", user_id="bob")
-    sender.run(erasure.erase, "default", "ann", sender.now)
+    sender.run(erasure.erase, "default", "ann", sender.now, FEATURES)
     left = sender.run(devices.list_devices, "default", 10, None, Filters(), None)
     assert [device.token for device in left.items] == ["phone-0002"]

@@ -21,9 +21,9 @@ from timebell.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.store import schema
 from timebell.store.campaigns.tables import campaigns, chunks
 from timebell.store.cluster import nodes, operations
+from timebell.store.schema import months
 from timebell.store.transaction import Transaction
 from timebell.store.triggers import sources
-from timebell.store.triggers.tables import months
 
 from .browser import Browser
 

@@ -15,8 +15,8 @@ from timebell.model.billing_months import billing_month, month_start
 from timebell.model.routes import Routes
 from timebell.store.audit import overview
 from timebell.store.cluster import nodes
+from timebell.store.schema import months
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import months
 
 from .browser import Browser
 from .test_job_pages import finished_job, insert_finished

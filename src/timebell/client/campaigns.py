@@ -24,6 +24,7 @@ from timebell.model.campaign_plan import Campaign, CampaignPlan, zone_or_default
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
+from timebell.model.target import InternalTarget
 from timebell.recurrence import Spec
 from timebell.store.campaigns import campaigns, devices
 from timebell.store.campaigns.campaigns import no_such_campaign
@@ -89,7 +90,8 @@ class Campaigns:
         now = self._clock.now()
         await self._run(connection, campaigns.require_audience, options.get("tenant_id", "default"), plan)
         options.setdefault("name", f"campaign {new_id(now)}")
-        schedule_options = {**options, "payload": {"campaign": plan.to_json()}, "target": campaigns.TARGET}
+        target = InternalTarget(campaigns.TARGET)
+        schedule_options = {**options, "payload": {"campaign": plan.to_json()}, "target": target}
         draft = self._schedules.draft(campaigns.TOPIC, recurrence, schedule_options, now)
         return await self._schedules.put(draft, replace=False, connection=connection)
 

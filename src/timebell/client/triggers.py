@@ -39,9 +39,9 @@ from timebell.model.trigger import (
 from timebell.recurrence import zone
 from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
+from timebell.store.jobs.query_sources import no_such_source
 from timebell.store.triggers import planned_firings, sources, triggers
 from timebell.store.triggers.planned_firings import build_payload
-from timebell.store.triggers.query_sources import no_such_source
 from timebell.store.triggers.sources import no_such_trigger
 from timebell.triggers import create_adapter
 

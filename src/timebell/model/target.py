@@ -13,6 +13,13 @@ MIN_TRUNCATED_SECRET_LENGTH = 8
 """A secret that is truncated at the end of a text is masked if at least this many characters are left."""
 
 
+class InternalTarget(dict[str, Any]):
+    """The stored form of a target that only Timebell's own code can specify.
+
+    Targets in requests are plain mappings, so they cannot have its kind.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTarget:
     """A named target as returned to callers, with references instead of secrets. Instants are aware UTC.

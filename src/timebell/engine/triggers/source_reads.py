@@ -16,10 +16,10 @@ from timebell.engine.node import Node
 from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
 from timebell.model.trigger import SOURCE_UNAUTHORIZED, ItemChange, Source, epoch_micros
-from timebell.store.jobs import pre_delivery_check
-from timebell.store.jobs.pre_delivery_check import DeliveryCheck, PlannedFiring, QueryResult
-from timebell.store.triggers import planned_firings, sources
-from timebell.store.triggers.query_sources import no_such_source
+from timebell.store.jobs.pre_delivery_check import DeliveryCheck, QueryResult
+from timebell.store.jobs.query_sources import no_such_source
+from timebell.store.triggers import planned_firings, pre_delivery_check, sources
+from timebell.store.triggers.pre_delivery_check import PlannedFiring
 from timebell.triggers import POLLED_KINDS
 
 log = logging.getLogger("timebell.sources")

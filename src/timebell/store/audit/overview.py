@@ -24,11 +24,10 @@ from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
 from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, split_by_running
 from timebell.store.jobs.repository import COUNT_LIMIT, job_from_row
 from timebell.store.schedules.rows import try_schedule_from_row
-from timebell.store.schema import finished, jobs, schedules, targets, tenants
+from timebell.store.schema import finished, jobs, schedules, sources, targets, tenants
 from timebell.store.tenancy import monthly_quota
 from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import sources
 from timebell.store.types import EPOCH
 
 MAX_FINISHED_ROWS = 5_000

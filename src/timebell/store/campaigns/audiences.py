@@ -21,6 +21,7 @@ from timebell.store.campaigns import devices as device_rows
 from timebell.store.campaigns.tables import audiences, devices, members
 from timebell.store.jobs import repository
 from timebell.store.statement import Statement
+from timebell.store.tenancy.secrets import SecretUser
 from timebell.store.transaction import Transaction
 
 a = audiences.c
@@ -168,3 +169,9 @@ def _audience_from_row(row: Row[Any]) -> Audience:
         **values, "source": AudienceSource.from_json(decode(values["source"])), "cursor": decode(values["cursor"]),
         "until": decode(values["until"]),
     })  # fmt: skip
+
+
+def list_secret_users(tx: Transaction, tenant_id: str) -> list[SecretUser]:
+    """Return the audiences of a tenant, whose sources may refer to secrets."""
+    rows = tx.execute(select(audiences.c.name, audiences.c.source).where(audiences.c.tenant_id == tenant_id))
+    return [SecretUser("audience", row.name, row.source) for row in rows]

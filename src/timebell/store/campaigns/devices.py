@@ -137,6 +137,11 @@ def delete_device(tx: Transaction, tenant_id: str, id_: str) -> bool:
     return bool(tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.id == id_)).rowcount)
 
 
+def delete_devices_of_user(tx: Transaction, tenant_id: str, user_id: str) -> None:
+    """Delete the devices of a user."""
+    tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.user_id == user_id))
+
+
 def find_by_token(tx: Transaction, tenant_id: str, token: str) -> Device | None:
     """Return the device with this token; None if there is none."""
     return _find_by_hash(tx, tenant_id, [hash_token(token)]).get(hash_token(token))

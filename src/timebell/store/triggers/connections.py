@@ -14,10 +14,10 @@ from timebell.model.connection import REAUTHORIZATION_MESSAGE, Connection, Token
 from timebell.model.job import JobState, Kind
 from timebell.model.page import Page
 from timebell.model.trigger import SOURCE_UNAUTHORIZED
-from timebell.store.schema import jobs
+from timebell.store.schema import jobs, sources
 from timebell.store.tenancy.secrets import find_cipher, get_or_create_cipher
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import connections, firings, sources, triggers
+from timebell.store.triggers.tables import connections, firings, triggers
 from timebell.tenancy.secrets import Keyring
 
 

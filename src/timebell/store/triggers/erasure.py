@@ -12,8 +12,9 @@ from sqlalchemy import delete, select, update
 
 from timebell.model.payload import decode, encode
 from timebell.model.trigger import parse_recipients
+from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import firings, items, sources, triggers
+from timebell.store.triggers.tables import firings, items, triggers
 
 
 def erase_person(tx: Transaction, tenant_id: str, person: str, now: datetime) -> int:

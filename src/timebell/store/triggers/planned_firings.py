@@ -34,11 +34,11 @@ from timebell.model.trigger import (
 )
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
-from timebell.store.schema import jobs
+from timebell.store.schema import jobs, sources
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.triggers.sources import awaits_first_scan, count_items, find_triggers, list_triggers_of_source
-from timebell.store.triggers.tables import firings, items, sources
+from timebell.store.triggers.tables import firings, items
 
 PROGRESS_POLL_SECONDS = 0.5
 """Interval at which a scan checks the progress of the source's first full scan."""

@@ -16,8 +16,9 @@ from timebell.model.policy import Retry
 from timebell.model.schedule import Action
 from timebell.model.trigger import SOURCE_ROWS_REJECTED, SOURCE_UNAUTHORIZED, Item, Offset, Source, Trigger, TriggerRule
 from timebell.store.jobs.repository import ensure_tenants
+from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import items, sources, triggers
+from timebell.store.triggers.tables import items, triggers
 
 
 def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bool) -> Source:

@@ -1,4 +1,4 @@
-"""Tables of triggers: sources, items, triggers and firings; and monthly quota counters and connections."""
+"""Tables of triggers: items, triggers, firings and connections."""
 
 from __future__ import annotations
 
@@ -8,31 +8,7 @@ from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
 
 _HAS_JOB = text("job_id IS NOT NULL")
-_IS_FAILING = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")
 _NOTIFIED = text("notified_at IS NOT NULL")
-
-sources = Table(
-    "timebell_sources",
-    metadata,
-    Column("id", Id, primary_key=True),
-    Column("tenant_id", String(200), nullable=False),
-    Column("name", String(200), nullable=False),
-    Column("kind", String(20), nullable=False),
-    # JSON; {"secret": "name"} stands for the value of a secret.
-    Column("options", Text, nullable=False),
-    # Position up to which changes were read, in the adapter's format; then the current error, if any.
-    Column("cursor", Text),
-    Column("synced_at", Instant),
-    Column("error", Text),
-    Column("error_code", String(100)),
-    Column("orphaned_at", Instant),
-    Column("orphaned_reason", Text),
-    Column("created_at", Instant, nullable=False),
-    Column("created_by", String(200)),
-    Column("updated_at", Instant, nullable=False),
-    Index("timebell_sources_name", "tenant_id", "name", unique=True),
-    Index("timebell_sources_ailing", "id", postgresql_where=_IS_FAILING, sqlite_where=_IS_FAILING),
-)
 
 # Last known rows of a source.
 items = Table(
@@ -86,15 +62,6 @@ firings = Table(
     Column("revision", Integer, nullable=False),
     Column("fired_at", Instant),
     Index("timebell_firings_job", "job_id", unique=True, postgresql_where=_HAS_JOB, sqlite_where=_HAS_JOB),
-)
-
-# Number of jobs of a tenant charged in a month of its time zone.
-months = Table(
-    "timebell_months",
-    metadata,
-    Column("tenant_id", String(200), primary_key=True),
-    Column("month", String(7), primary_key=True),
-    Column("used", BigInteger, nullable=False, server_default="0"),
 )
 
 # OAuth 2.0 tokens used to read a tenant's sources.

@@ -6,9 +6,11 @@ with the new trigger, or before the trigger's scan starts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from timebell.errors import Conflict
 from timebell.ids import new_id
@@ -17,8 +19,9 @@ from timebell.model.payload import decode, encode
 from timebell.model.trigger import Trigger
 from timebell.store.cluster import operations
 from timebell.store.jobs.bind_targets import bind_definition
+from timebell.store.jobs.query_sources import no_such_source, source_not_queryable
+from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.query_sources import no_such_source, source_not_queryable
 from timebell.store.triggers.sources import (
     action_to_json,
     awaits_first_scan,
@@ -28,7 +31,7 @@ from timebell.store.triggers.sources import (
     source_from_row,
     trigger_from_row,
 )
-from timebell.store.triggers.tables import sources, triggers
+from timebell.store.triggers.tables import triggers
 
 
 def upsert_trigger(
@@ -133,3 +136,10 @@ def delete_trigger(
     tx.execute(select(sources.c.id).where(sources.c.id == trigger.source_id).with_for_update())
     tx.execute(delete(triggers).where(triggers.c.id == trigger.id))
     return trigger, start_scan(tx, trigger, now, deleted_by)
+
+
+def count_with_target(tx: Transaction, tenant_id: str, target: Mapping[str, Any]) -> int:
+    """Return the number of a tenant's triggers whose jobs go to a named target, given in its stored form."""
+    stored = f'"target":{encode(target, "target")}'
+    with_target = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(stored, autoescape=True)
+    return int(tx.execute(select(func.count()).select_from(triggers).where(with_target)).scalar_one())

@@ -12,9 +12,10 @@ from datetime import datetime
 from sqlalchemy import select, update
 
 from timebell.model.trigger import ChangeSummary, ItemChange, Source, WebhookNotice, epoch_micros
+from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
 from timebell.store.triggers.planned_firings import apply_changes, ensure_items, lock_items
-from timebell.store.triggers.tables import items, sources
+from timebell.store.triggers.tables import items
 
 
 def apply_webhook_changes(

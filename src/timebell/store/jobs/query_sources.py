@@ -7,8 +7,8 @@ from collections.abc import Collection
 from sqlalchemy import select, tuple_
 
 from timebell.errors import InvalidInput, NotFound
+from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import sources
 
 
 def require_query_sources(tx: Transaction, names: Collection[tuple[str, str]]) -> None:

@@ -1,0 +1,1 @@
+"""Campaigns: push messages to many devices, sent in chunks of one job each."""

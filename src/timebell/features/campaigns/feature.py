@@ -1,0 +1,127 @@
+"""Campaigns with push, as the core sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from timebell.errors import InvalidInput, Refused
+from timebell.feature import Feature
+
+if TYPE_CHECKING:
+    from timebell.app import Timebell
+    from timebell.observe.counters import Counters
+    from timebell.settings import Settings
+    from timebell.store.tenancy.secrets import SecretUser
+    from timebell.store.transaction import Transaction
+    from timebell.sync import Portal
+    from timebell.targets.base import Delivery, Target
+
+
+class CampaignsFeature(Feature):
+    """Campaigns, audiences, devices and the target `push`."""
+
+    tables = "timebell.store.campaigns.tables"
+    target_kinds = frozenset({"push"})
+    internal_target_kinds = frozenset({"campaign"})
+
+    def create_clients(self, app: Timebell) -> Mapping[str, Any]:
+        from timebell.client.audiences import Audiences
+        from timebell.client.campaigns import Campaigns
+        from timebell.client.devices import Devices
+
+        return {
+            "audiences": Audiences(app.store, app.clock, app.open, app._keyring),
+            "devices": Devices(app.store, app.clock, app.open),
+            "campaigns": Campaigns(
+                app.store, app.clock, app._worker_alarm, app.open, app.jobs, app.schedules,
+                app.settings.default_timezone,
+            ),
+        }  # fmt: skip
+
+    def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
+        from timebell.features.campaigns.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
+
+        return {
+            "audiences": BlockingAudiences(portal, lambda app: app.audiences),
+            "devices": BlockingDevices(portal, lambda app: app.devices),
+            "campaigns": BlockingCampaigns(portal, lambda app: app.campaigns),
+        }
+
+    def is_target_configured(self, kind: str, settings: Settings) -> bool:
+        return settings.fcm_credentials is not None
+
+    def create_target(self, kind: str, settings: Settings, now: Callable[[], datetime]) -> Target:
+        """Create the target `push`. Raises Refused (FCM_CREDENTIALS_MISSING, EXTRA_MISSING)."""
+        from timebell.targets.push.google import check_installed
+        from timebell.targets.push.provider import Provider
+        from timebell.targets.push.target import PushTarget
+
+        credentials = settings.fcm_credentials
+        if credentials is None:
+            raise Refused(
+                "The FCM credentials are not configured.", code="FCM_CREDENTIALS_MISSING",
+                fix="Set TIMEBELL_FCM_CREDENTIALS_FILE to the JSON key of a service account.",
+            )  # fmt: skip
+        check_installed()
+
+        def provider() -> Provider:
+            from timebell.targets.push.fcm import FcmProvider
+
+            return FcmProvider(
+                credentials, now=now, url=settings.fcm_url, connections=settings.fcm_connections,
+                per_minute=settings.fcm_messages_per_minute,
+            )  # fmt: skip
+
+        return PushTarget(provider, now)
+
+    def check_renders(self, kind: str, delivery: Delivery, options: Mapping[str, Any]) -> None:
+        from timebell.targets.push.target import check_renders
+
+        check_renders(delivery, options)
+
+    def create_internal_targets(self, app: Timebell) -> Mapping[str, Target]:
+        """Create the target that sends chunks through the provider of `push`; connects `push` to the registry."""
+        from timebell.campaigns.outside import AudienceReader
+        from timebell.campaigns.registry import StoredRegistry
+        from timebell.campaigns.target import CampaignTarget
+        from timebell.targets.push.target import PushTarget
+
+        push, now = app.targets_by_kind.get("push"), app.clock.now
+        if push is None:
+            return {}
+        assert isinstance(push, PushTarget)
+        with suppress(InvalidInput, Refused):  # reported by the first job that needs the provider
+            push.warm()  # its imports take longer than a first message should
+        push.registry = StoredRegistry(app.store, now)
+        audience_reader = AudienceReader(app.store, app._keyring, now)
+        return {"campaign": CampaignTarget(app.store, push, audience_reader, app._worker_alarm.wake, now)}
+
+    def attach_counters(self, targets: Mapping[str, Target], counters: Counters) -> None:
+        if "campaign" in targets:
+            from timebell.campaigns.target import CampaignTarget
+
+            target = targets["campaign"]
+            if isinstance(target, CampaignTarget):
+                target.messages = counters.campaign_messages
+
+    def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
+        """Delete records of notifications and one campaign, because a campaign may have many deliveries."""
+        from timebell.store.campaigns import campaigns, devices
+
+        devices.prune_notifications(tx, before)
+        return campaigns.prune_campaigns(tx, before, 1) > 0
+
+    def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
+        """Delete the devices of a user."""
+        from timebell.store.campaigns import devices
+
+        devices.delete_devices_of_user(tx, tenant_id, owner_id)
+        return 0
+
+    def find_secret_users(self, tx: Transaction, tenant_id: str) -> Sequence[SecretUser]:
+        from timebell.store.campaigns import audiences
+
+        return audiences.list_secret_users(tx, tenant_id)

@@ -1,0 +1,87 @@
+"""Triggers with sources, as the core sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from timebell.feature import Feature
+
+if TYPE_CHECKING:
+    from timebell.app import Timebell
+    from timebell.engine.leader.leader import LeaderService
+    from timebell.engine.node import Node
+    from timebell.engine.pre_delivery_check import DeliveryReader
+    from timebell.model.operation import OperationKind
+    from timebell.store.cluster.operations import Step
+    from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
+    from timebell.store.transaction import Transaction
+    from timebell.sync import Portal
+
+PRUNE_BATCH_SIZE = 500  # rows of each table per transaction
+
+
+class TriggersFeature(Feature):
+    """Triggers, their sources, and the connections with which sources are read."""
+
+    tables = "timebell.store.triggers.tables"
+
+    def create_clients(self, app: Timebell) -> Mapping[str, Any]:
+        from timebell.client.connections import Connections
+        from timebell.client.triggers import Triggers
+
+        return {
+            "connections": Connections(app.store, app.clock, app.open, app._keyring, app._wake_operations),
+            "triggers": Triggers(app.store, app.clock, app._worker_alarm, app.open, app.jobs, app._wake_operations),
+        }
+
+    def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
+        from timebell.features.triggers.sync import BlockingConnections, BlockingTriggers
+
+        return {
+            "connections": BlockingConnections(portal, lambda app: app.connections),
+            "triggers": BlockingTriggers(portal, lambda app: app.triggers),
+        }
+
+    def create_leader_services(
+        self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]
+    ) -> Mapping[str, LeaderService]:
+        from timebell.engine.triggers.source_poller import SourcePoller
+
+        return {"sources": SourcePoller(node, run_as_leader)}
+
+    def create_delivery_reader(self, node: Node) -> DeliveryReader | None:
+        from timebell.engine.triggers.source_reads import SourceReader
+
+        return SourceReader(node)
+
+    def decide_deliveries(
+        self, tx: Transaction, checks: Sequence[DeliveryCheck], now: datetime, results: Mapping[str, QueryResult]
+    ) -> Mapping[str, Decision]:
+        from timebell.store.triggers import pre_delivery_check
+
+        ids = [check.id for check in checks if check.checks_trigger]
+        return pre_delivery_check.decide_planned_jobs(tx, ids, now, results)
+
+    def operation_steps(self) -> Mapping[OperationKind, Step]:
+        from timebell.model.operation import OperationKind
+        from timebell.store.triggers import planned_firings
+
+        return {OperationKind.SCAN: planned_firings.scan_batch}
+
+    def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
+        """Delete past firings and items that are gone, after a retention of their own."""
+        from timebell.store.triggers import planned_firings
+
+        return planned_firings.prune_firings_and_items(tx, now, PRUNE_BATCH_SIZE) > 0
+
+    def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
+        from timebell.store.triggers.erasure import erase_person
+
+        return erase_person(tx, tenant_id, owner_id, now)
+
+    def count_target_users(self, tx: Transaction, tenant_id: str, target: Mapping[str, Any]) -> Mapping[str, int]:
+        from timebell.store.triggers import triggers
+
+        return {"trigger": triggers.count_with_target(tx, tenant_id, target)}
