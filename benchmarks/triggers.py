@@ -61,7 +61,7 @@ async def measure(url: str, rows: int) -> None:
     webhook_source = await app.triggers.put_source("webhook")
     await app.triggers.put("webhook", "webhook", "at", "other")
     listening = server.bind("127.0.0.1", 0)
-    web = server.HttpApp(app, [v1.routes], allow_local=True)
+    web = server.HttpApp(app, [v1.build_routes(app.features)], allow_local=True)
     hook = f"http://127.0.0.1:{listening.getsockname()[1]}/api/v1/hooks/{webhook_source.id}"
     try:
         async with app.running(), server.serving(web, listening), httpx2.AsyncClient(trust_env=False) as client:

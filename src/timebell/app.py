@@ -239,7 +239,7 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._add_targets()
         now = self.clock.now()
         node_options = dataclasses.replace(wiring.node_options(self.settings), **options)
-        counters = Counters()
+        counters = Counters.for_features(self.features)
         for feature in self.features:
             feature.attach_counters(self.targets_by_kind, counters)
         if self._arrival_hub is None:

@@ -7,6 +7,7 @@ import what they return, because programs that do not use a feature should not l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from timebell.engine.pre_delivery_check import DeliveryReader
     from timebell.model.operation import OperationKind
     from timebell.observe.counters import Counters
+    from timebell.observe.metrics import MetricDefinition
     from timebell.settings import Settings
+    from timebell.store.audit.overview import FeatureStatus
+    from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.cluster.operations import Step
     from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
     from timebell.store.tenancy.secrets import SecretUser
@@ -40,6 +44,8 @@ class Feature:
     routes: ClassVar[str | None] = None
     commands: ClassVar[str | None] = None
     pages: ClassVar[str | None] = None
+    counters: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
+    """Counters of a node: the name of each metric, and the values of its label that start at 0."""
     target_kinds: ClassVar[Set[str]] = frozenset()
     """Target kinds that jobs can specify."""
     internal_target_kinds: ClassVar[Set[str]] = frozenset()
@@ -53,6 +59,10 @@ class Feature:
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
         """Create the attributes of `app.sync`, by name."""
+        return {}
+
+    def metrics(self) -> Mapping[str, MetricDefinition]:
+        """Return the definitions of the feature's counters and gauges, by name."""
         return {}
 
     # Targets
@@ -112,6 +122,14 @@ class Feature:
     def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
         """Erase the personal data of an owner; return the number of changed trigger items."""
         return 0
+
+    def read_gauges(self, tx: Transaction) -> Mapping[str, FeatureGauge]:
+        """Read the feature's gauges, by the name of their metric. The cost must not grow with the number of rows."""
+        return {}
+
+    def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus | None:
+        """Return the status for the overview page, cheap enough to query every second."""
+        return None
 
     def find_secret_users(self, tx: Transaction, tenant_id: str) -> Sequence[SecretUser]:
         """Return the objects of a tenant that may refer to secrets."""

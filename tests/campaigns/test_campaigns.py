@@ -282,7 +282,7 @@ def test_each_chunk_is_logged_and_each_message_counted(
         while (expected := (await app.campaigns.get(found.id)).expected) is None:
             await asyncio.sleep(0.02)
         assert expected in (20, 21)  # counted before or after the dead token was removed
-        assert service.node.counters.campaign_messages.values == {
+        assert service.node.counters.of_features["timebell_campaign_messages_total"].values == {
             ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("again",): 1,
         }  # fmt: skip
 

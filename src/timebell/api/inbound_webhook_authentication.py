@@ -13,6 +13,7 @@ from urllib.parse import quote
 from fastapi import Request
 
 from timebell.api.authentication import Authenticator, Caller
+from timebell.api.route import ApiRoute
 from timebell.client.validation import parse_uuid
 from timebell.errors import TimebellError
 from timebell.model.target import referenced_secret
@@ -27,6 +28,13 @@ from timebell.triggers.monday_events import is_valid_token
 HOOKS_PATH = "/api/v1/hooks"
 SIGNED_ACTOR, UNSIGNED_ACTOR = "monday.com", "monday.com (unsigned)"
 """Actors in the audit log: authenticated by signature, or by the token in the URL."""
+
+
+class SignedWebhookRoute(ApiRoute):
+    """Route that also accepts webhooks authenticated by a signature or URL token instead of an API key."""
+
+    async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
+        return await authenticate(request, authenticator)
 
 
 async def authenticate(request: Request, authenticator: Authenticator) -> Caller:

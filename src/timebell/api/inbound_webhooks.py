@@ -8,8 +8,8 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from timebell.api.authentication import Unauthorized
-from timebell.api.inbound_webhook_authentication import SIGNED_ACTOR, UNSIGNED_ACTOR
-from timebell.api.route import ApiRoute, Context, change_route, not_found
+from timebell.api.inbound_webhook_authentication import SIGNED_ACTOR, UNSIGNED_ACTOR, SignedWebhookRoute
+from timebell.api.route import Context, change_route, not_found
 from timebell.api.schemas import Id, RequestBody, ResponseBody, json_response
 from timebell.api.sources import (
     ItemChangeIn,
@@ -21,13 +21,14 @@ from timebell.api.sources import (
 )
 from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput
+from timebell.features.triggers.metrics import record_changes
 from timebell.model.trigger import ChangeSummary, Source
 from timebell.store.triggers import sources as rows
 from timebell.store.triggers import webhook_changes
 from timebell.tenancy.roles import Role
 from timebell.triggers.monday_events import parse_event
 
-routes = APIRouter(route_class=ApiRoute, tags=["sources"])
+routes = APIRouter(route_class=SignedWebhookRoute, tags=["sources"])
 
 
 class ChallengeIn(RequestBody):
@@ -52,7 +53,7 @@ class ChallengeOut(ResponseBody):
 @routes.post(
     "/hooks/{source}",
     response_model=ItemsSummary | ChallengeOut,
-    **change_route("source.hook", Role.OPERATOR, signed=True),
+    **change_route("source.hook", Role.OPERATOR),
 )
 async def receive_webhook(
     source: Id, body: ItemChangesIn | ItemChangeIn | ChallengeIn | EventIn, ctx: Context
@@ -97,7 +98,7 @@ async def _apply_event(ctx: Context, source: Source, event: dict[str, Any]) -> C
     ctx.started_operation = True
     summary: ChangeSummary = await ctx.run(webhook_changes.apply_webhook_changes, source, [change], ctx.now)
     if ctx.app.service is not None:
-        ctx.app.service.node.counters.record_observed(summary)
+        record_changes(ctx.app.service.node.counters, summary)
     return summary
 
 

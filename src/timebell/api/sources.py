@@ -23,6 +23,7 @@ from timebell.api.schemas import (
     page_response,
 )
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.metrics import record_changes
 from timebell.model.target import MASK
 from timebell.model.trigger import ChangeSummary, Item, Source, epoch_micros
 from timebell.store.triggers import sources as rows
@@ -221,7 +222,7 @@ async def apply_changes(ctx: Context, name: str, items: list[dict[str, Any]]) ->
         raise InvalidInput("The list of items is empty.", code="INVALID_ITEM", fix="Specify at least one item.")
     summary = await ctx.app.triggers.put_items(name, items, tenant_id=ctx.tenant_id, connection=ctx.connection)
     if ctx.app.service is not None:
-        ctx.app.service.node.counters.record_observed(summary)
+        record_changes(ctx.app.service.node.counters, summary)
     return summary
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,6 @@ except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs the extra "server": pip install "timebell[server]"')
 
 from timebell.cli.apply import apply_, export
-from timebell.cli.campaign import campaign
-from timebell.cli.connection import connection
 from timebell.cli.dead import dead
 from timebell.cli.external_commands import add_external_commands
 from timebell.cli.job import job
@@ -25,9 +24,9 @@ from timebell.cli.output import FAILED, INTERRUPTED, Format, exit_code, print_er
 from timebell.cli.release import release
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
-from timebell.cli.trigger import source, trigger
 from timebell.cli.users import user
 from timebell.errors import TimebellError
+from timebell.features import FEATURES
 
 HELP = """Durable job scheduler: each job runs at its time, once, in the right time zone.
 
@@ -49,12 +48,12 @@ root.add_command(key, "key")
 root.add_command(tenant, "tenant")
 root.add_command(user, "user")
 root.add_command(target, "target")
-root.add_command(campaign, "campaign")
 root.add_command(secret, "secret")
-root.add_command(connection, "connection")
-root.add_command(source, "source")
-root.add_command(trigger, "trigger")
 root.add_command(observe, "observe")
+for feature in FEATURES:
+    if feature.commands is not None:
+        for name, group in import_module(feature.commands).COMMANDS.items():
+            root.add_command(group, name)
 for command in (apply_, export, calendar, api, release):
     root.command(command.__name__.rstrip("_"))(command)
 add_external_commands(root)

@@ -16,14 +16,13 @@ from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
-from timebell.model.audience_source import has_password
 from timebell.model.connection import connection_name
 from timebell.model.operation import Operation
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.schedule import Action
-from timebell.model.target import referenced_secret
+from timebell.model.target import has_password, referenced_secret
 from timebell.model.trigger import (
     DEFAULT_GRACE_SECONDS,
     ChangeSummary,

@@ -13,6 +13,7 @@ from timebell.campaigns import content
 from timebell.client import datetimes
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.fields import default_timezone, parse_json, parse_number, submit, text_fields, to_problem
+from timebell.dashboard.overview_data import UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.ids import new_id
@@ -146,7 +147,9 @@ async def _count_audience(view: View, message: CampaignPlan) -> dict[str, Any]:
         response = await view.call_api("POST", "/audiences/count", body)
         return {"problem": response.body} if response.is_error else response.body
 
-    return await view.overview_cache.audience_count(view.caller.tenant_id, json.dumps(body, sort_keys=True), count)
+    key = f"{view.caller.tenant_id} {json.dumps(body, sort_keys=True)}"
+    counts: dict[str, Any] = await view.overview_cache.cached("audience", key, UPCOMING_TTL_SECONDS, count)
+    return counts
 
 
 def _plan_timetable(draft: Campaign, counts: Mapping[str, int], now: datetime) -> tuple[list[Any], list[Any]]:

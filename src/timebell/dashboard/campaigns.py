@@ -10,8 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.overview_data import PACE_WINDOW_SECONDS
+from timebell.dashboard.overview_data import TILES_TTL_SECONDS, UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import CurrentView, PageRoute, View
+from timebell.store.campaigns import progress
+from timebell.store.campaigns.progress import ChunkMap
 
 STATE_LABELS = {
     "pending": ("wait", "Planned"), "running": ("run", "Sending"), "paused": ("paused", "Paused"),
@@ -23,6 +25,8 @@ DELIVERY_STATES = {
     "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
     "sending": "In progress", "remaining": "Not sent",
 }  # fmt: skip
+PACE_WINDOW_SECONDS = 10.0  # the pace is averaged over this time
+AUDIENCE_TTL_SECONDS = 300.0
 PROVIDER_LIMIT = "FCM limit: 600,000 a minute by default"
 routes = APIRouter(route_class=PageRoute)
 
@@ -113,6 +117,32 @@ def state_label(record: Mapping[str, Any]) -> tuple[str, str]:
     return ("retry", "Awaiting approval") if needs_approval(record) else STATE_LABELS[record["state"]]
 
 
+async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
+    """Return the chunks of a campaign, at most a second old, and the number of its recipients.
+
+    The audience may be large, so it is counted every 15 s, and every 5 min once the campaign has started.
+    """
+    app, cache, tenant_id = view.app, view.overview_cache, view.caller.tenant_id
+    campaign = await app.campaigns.get(id_, tenant_id=tenant_id)
+
+    async def count() -> int:
+        return await app.store.run(progress.count_recipients, campaign)
+
+    is_started = bool(campaign.cutoff)
+    audience_size = await cache.cached(
+        "started" if is_started else "planned", f"{tenant_id} {id_}",
+        AUDIENCE_TTL_SECONDS if is_started else UPCOMING_TTL_SECONDS, count,
+    )  # fmt: skip
+    total = max(audience_size, campaign.expected or 0)
+
+    async def load() -> ChunkMap:
+        since = app.clock.now() - timedelta(seconds=PACE_WINDOW_SECONDS)
+        return await app.store.run(progress.build_chunk_map, campaign, total, since)
+
+    chunk_map = await cache.cached("chunks", f"{tenant_id} {id_}", TILES_TTL_SECONDS, load)
+    return chunk_map, audience_size
+
+
 async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the progress of a campaign.
 
@@ -120,12 +150,12 @@ async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]
     until the end; None: not sending. `chunk_map` has the cells of the started chunks, `open_cells` is the number of
     cells of chunks not started, `chunk_count` the number of all chunks.
     """
-    progress = await view.overview_cache.campaign_progress(view.caller.tenant_id, record["id"])
-    chunk_map, opened = progress.chunk_map, record["opened"]
+    chunk_map, audience_size = await _load_chunks(view, record["id"])
+    opened = record["opened"]
     processed = opened - record["counts"].get("pending", 0)
     total = opened
     if record["state"] != "completed":
-        total = max(progress.audience_size, opened, record["expected"] or 0)
+        total = max(audience_size, opened, record["expected"] or 0)
     rate = chunk_map.recently_ended / PACE_WINDOW_SECONDS if record["state"] == "running" else 0.0
     chunk_count = max(-(-total // record["chunkSize"]), sum(cell.chunks for cell in chunk_map.cells))
     return {

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.views import CurrentView, PageRoute
-from timebell.store.campaigns import progress
+from timebell.store.triggers import status
 
 UNIT_LABELS = {"s": "s", "m": "min", "h": "h", "d": "days", "w": "weeks"}
 OPERATOR_LABELS = {
@@ -31,7 +31,7 @@ async def triggers(view: CurrentView, cursor: str = "") -> Response:
     for name in {record["source"] for record in page["items"]} - sources.keys():
         sources[name] = await view.get(f"/sources/{quote_segment(name)}")
     scans = (await view.get("/operations", kind="scan", state="running", limit=50))["items"]
-    planned = await view.app.store.run(progress.count_planned_jobs, [record["id"] for record in page["items"]])
+    planned = await view.app.store.run(status.count_planned_jobs, [record["id"] for record in page["items"]])
     rows = [
         record | {
             "source_record": sources[record["source"]], "planned_jobs": planned[record["id"]],
@@ -53,7 +53,7 @@ async def trigger(name: str, view: CurrentView, cursor: str = "") -> Response:
     items = await view.get(f"{source_path}/items", limit=25, cursor=cursor)
     operations = (await view.get("/operations", kind="scan", limit=50))["items"]
     scans = [operation for operation in operations if operation["spec"].get("trigger") == record["id"]][:3]
-    planned = await view.app.store.run(progress.count_planned_jobs, [record["id"]])
+    planned = await view.app.store.run(status.count_planned_jobs, [record["id"]])
     running_scans = [scan for scan in scans if scan["state"] == "running"]
     source["options"] = {option: redact_password(value) for option, value in source["options"].items()}
     return view.render(

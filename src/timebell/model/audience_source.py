@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput
+from timebell.model.target import has_password
 
 URL_SCHEMES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb")
 MAX_QUERY_LENGTH = 20_000
@@ -63,15 +64,6 @@ class AudienceSource:
         """Return the JSON form that `from_json` parses."""
         return {"url": self.url if self.secret is None else {"secret": self.secret}, "query": self.query,
                 "key": self.key}  # fmt: skip
-
-
-def has_password(url: str) -> bool:
-    """Return whether a URL contains a password, before the host or as a query parameter.
-
-    Raises ValueError for an invalid URL.
-    """
-    parts = urlsplit(url)
-    return bool(parts.password) or not {"password", "passwd"}.isdisjoint(parse_qs(parts.query))
 
 
 def _check_url(url: Any) -> None:

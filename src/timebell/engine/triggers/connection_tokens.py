@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from timebell.alarm import Alarm
 from timebell.engine.node import Node
 from timebell.errors import Refused, SourceFailed, StoreError
+from timebell.features.triggers import metrics
 from timebell.model.connection import REAUTHORIZATION_MESSAGE, Connection, Tokens, is_permanent_refusal
 from timebell.model.trigger import SOURCE_UNAUTHORIZED, Source
 from timebell.store.tenancy import secrets
@@ -111,7 +112,7 @@ class ConnectionToken:
     async def _renew(self, connection: Connection, tokens: Tokens) -> bool:
         """Request new tokens and store them. Returns False after a transient failure."""
         node, ring = self.node, keyring(self.node.secret_key)
-        count_refresh = node.counters.token_refreshes.add
+        count_refresh = node.counters.of_features[metrics.REFRESHES].add
         status, response = await _request_tokens(connection, tokens)
         now = node.clock.now()
         parsed = _parse_tokens(response) if status == 200 else None

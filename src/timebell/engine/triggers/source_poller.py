@@ -20,6 +20,7 @@ from timebell.alarm import Alarm
 from timebell.engine.node import Node
 from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
+from timebell.features.triggers import metrics
 from timebell.model.trigger import (
     SOURCE_ROWS_REJECTED,
     SOURCE_UNAUTHORIZED,
@@ -67,6 +68,7 @@ class SourcePoller:
         self.node = node
         self.alarm = Alarm(node.clock)
         self.adapters = AdapterCache(node)
+        self._scans = node.counters.of_features[metrics.SCANS]
         self._run_as_leader = run_as_leader
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watches: dict[str, SourceWatch] = {}
@@ -135,7 +137,7 @@ class SourcePoller:
             if watch.last_full_scan_at is None or now - watch.last_full_scan_at >= adapter.full_scan_interval:
                 await self._full_scan(source, adapter)
                 watch.last_full_scan_at = watch.last_poll_at = now
-                self.node.counters.source_scans.add("ok")
+                self._scans.add("ok")
             elif watch.changed_keys:
                 await self._read_changed(source, adapter, watch)
             elif adapter.poll_interval and (
@@ -146,7 +148,7 @@ class SourcePoller:
         except StoreError:
             return RETRY_DELAY_SECONDS
         except SourceGone as error:
-            self.node.counters.source_scans.add("orphaned")
+            self._scans.add("orphaned")
             if source.orphaned_reason != error.message:
                 log.warning("source %s: %s", source.name, error)
                 await self._run_as_leader(sources.set_orphaned, source.id, error.message, self.node.clock.now())
@@ -173,7 +175,7 @@ class SourcePoller:
         return max(0.01, min(delays))
 
     async def _record_failure(self, source: Source, reason: str, code: str) -> None:
-        self.node.counters.source_scans.add("unauthorized" if code == SOURCE_UNAUTHORIZED else "failed")
+        self._scans.add("unauthorized" if code == SOURCE_UNAUTHORIZED else "failed")
         if source.error != reason:
             log.warning("source %s: %s", source.name, reason)
         try:
@@ -220,7 +222,7 @@ class SourcePoller:
             page = await adapter.read_changes(changes_cursor, PAGE_SIZE)
             if page is None:
                 await self._full_scan(source, adapter)
-                self.node.counters.source_scans.add("ok")
+                self._scans.add("ok")
                 return
             changes_cursor = page.cursor
             await self._record_row_errors(
@@ -255,7 +257,7 @@ class SourcePoller:
         )
         if summary is None:
             raise StoreError("This node does not lead anymore.")
-        self.node.counters.record_observed(summary)
+        metrics.record_changes(self.node.counters, summary)
         if summary.made:
             self.node.worker_alarm.wake()
         return summary.rejected

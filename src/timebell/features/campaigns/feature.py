@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from timebell.errors import InvalidInput, Refused
@@ -13,7 +14,10 @@ from timebell.feature import Feature
 if TYPE_CHECKING:
     from timebell.app import Timebell
     from timebell.observe.counters import Counters
+    from timebell.observe.metrics import MetricDefinition
     from timebell.settings import Settings
+    from timebell.store.audit.overview import FeatureStatus
+    from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.tenancy.secrets import SecretUser
     from timebell.store.transaction import Transaction
     from timebell.sync import Portal
@@ -23,7 +27,11 @@ if TYPE_CHECKING:
 class CampaignsFeature(Feature):
     """Campaigns, audiences, devices and the target `push`."""
 
+    counters = MappingProxyType({"timebell_campaign_messages_total": ("accepted", "refused", "unknown", "again")})
     tables = "timebell.store.campaigns.tables"
+    routes = "timebell.features.campaigns.api"
+    commands = "timebell.features.campaigns.cli"
+    pages = "timebell.features.campaigns.pages"
     target_kinds = frozenset({"push"})
     internal_target_kinds = frozenset({"campaign"})
 
@@ -48,6 +56,23 @@ class CampaignsFeature(Feature):
             "audiences": BlockingAudiences(portal, lambda app: app.audiences),
             "devices": BlockingDevices(portal, lambda app: app.devices),
             "campaigns": BlockingCampaigns(portal, lambda app: app.campaigns),
+        }
+
+    def metrics(self) -> Mapping[str, MetricDefinition]:
+        from timebell.observe.metrics import MetricDefinition
+
+        return {
+            "timebell_campaign_messages_total": MetricDefinition(
+                "counter",
+                ("fate",),
+                "Campaign messages this node sent: accepted, refused, unknown, again (will be retried).",
+            ),
+            "timebell_campaigns": MetricDefinition(
+                "gauge", ("state",), "Unfinished campaigns: pending, running, paused."
+            ),
+            "timebell_campaign_remaining": MetricDefinition(
+                "gauge", (), "Recipients that running campaigns have yet to reach."
+            ),
         }
 
     def is_target_configured(self, kind: str, settings: Settings) -> bool:
@@ -105,7 +130,7 @@ class CampaignsFeature(Feature):
 
             target = targets["campaign"]
             if isinstance(target, CampaignTarget):
-                target.messages = counters.campaign_messages
+                target.messages = counters.of_features["timebell_campaign_messages_total"]
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
         """Delete records of notifications and one campaign, because a campaign may have many deliveries."""
@@ -120,6 +145,18 @@ class CampaignsFeature(Feature):
 
         devices.delete_devices_of_user(tx, tenant_id, owner_id)
         return 0
+
+    def read_gauges(self, tx: Transaction) -> Mapping[str, FeatureGauge]:
+        from timebell.store.campaigns import gauges
+
+        return gauges.read_gauges(tx)
+
+    def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus:
+        from timebell.store.audit.overview import FeatureStatus
+        from timebell.store.campaigns import progress
+
+        paused = progress.list_paused_campaigns(tx, tenant_id)
+        return FeatureStatus(paused, progress.count_active_campaigns(tx, tenant_id))
 
     def find_secret_users(self, tx: Transaction, tenant_id: str) -> Sequence[SecretUser]:
         from timebell.store.campaigns import audiences

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from timebell.feature import Feature
+from timebell.features.triggers import metrics
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from timebell.engine.node import Node
     from timebell.engine.pre_delivery_check import DeliveryReader
     from timebell.model.operation import OperationKind
+    from timebell.observe.metrics import MetricDefinition
+    from timebell.store.audit.overview import FeatureStatus
+    from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.cluster.operations import Step
     from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
     from timebell.store.transaction import Transaction
@@ -25,7 +29,11 @@ PRUNE_BATCH_SIZE = 500  # rows of each table per transaction
 class TriggersFeature(Feature):
     """Triggers, their sources, and the connections with which sources are read."""
 
+    counters = metrics.COUNTERS
     tables = "timebell.store.triggers.tables"
+    routes = "timebell.features.triggers.api"
+    commands = "timebell.features.triggers.cli"
+    pages = "timebell.features.triggers.pages"
 
     def create_clients(self, app: Timebell) -> Mapping[str, Any]:
         from timebell.client.connections import Connections
@@ -43,6 +51,9 @@ class TriggersFeature(Feature):
             "connections": BlockingConnections(portal, lambda app: app.connections),
             "triggers": BlockingTriggers(portal, lambda app: app.triggers),
         }
+
+    def metrics(self) -> Mapping[str, MetricDefinition]:
+        return metrics.definitions()
 
     def create_leader_services(
         self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]
@@ -80,6 +91,17 @@ class TriggersFeature(Feature):
         from timebell.store.triggers.erasure import erase_person
 
         return erase_person(tx, tenant_id, owner_id, now)
+
+    def read_gauges(self, tx: Transaction) -> Mapping[str, FeatureGauge]:
+        from timebell.store.triggers import gauges
+
+        return gauges.read_gauges(tx)
+
+    def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus:
+        from timebell.store.audit.overview import FeatureStatus
+        from timebell.store.triggers import status
+
+        return FeatureStatus(status.list_failing_sources(tx, tenant_id))
 
     def count_target_users(self, tx: Transaction, tenant_id: str, target: Mapping[str, Any]) -> Mapping[str, int]:
         from timebell.store.triggers import triggers

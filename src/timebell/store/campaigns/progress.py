@@ -1,19 +1,17 @@
-"""Progress of campaigns and triggers for display: aggregates whose size does not grow with the number of rows."""
+"""Progress of campaigns for display: aggregates whose size does not grow with the number of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import case, func, select
 
 from timebell.model.campaign_plan import Campaign
+from timebell.store.audit.overview import MAX_LISTED, AttentionItem
 from timebell.store.campaigns import devices
 from timebell.store.campaigns.tables import campaigns, chunks
-from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import firings
 
 MAX_CELLS = 384
 """Maximum number of cells in a chunk map; a cell represents one or more chunks."""
@@ -80,12 +78,14 @@ def count_active_campaigns(tx: Transaction, tenant_id: str) -> int:
     return sum(1 for state in states if state in ACTIVE_STATES)
 
 
-def count_planned_jobs(tx: Transaction, trigger_ids: Collection[str]) -> dict[str, int]:
-    """Return the number of planned jobs by trigger id, counted up to COUNT_LIMIT + 1."""
-    counts = {}
-    for id_ in trigger_ids:
-        planned = select(firings.c.item).where(firings.c.trigger_id == id_, firings.c.job_id.is_not(None))
-        counts[id_] = int(
-            tx.execute(select(func.count()).select_from(planned.limit(COUNT_LIMIT + 1).subquery())).scalar_one()
-        )
-    return counts
+def list_paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
+    """Return those of the newest campaigns that paused with a reason and need a decision."""
+    c = campaigns.c
+    newest = (
+        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
+        .order_by(c.id.desc()).limit(MAX_CAMPAIGNS)
+    )  # fmt: skip
+    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
+    return [
+        AttentionItem(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:MAX_LISTED]
+    ]

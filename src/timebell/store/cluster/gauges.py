@@ -6,12 +6,12 @@ need neither a transaction nor write access.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from timebell.feature import Feature
 from timebell.model.routes import ALL_ROUTES
-from timebell.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.store.jobs import claim, dead_letters
 from timebell.store.jobs.claim import CLAIMABLE
 from timebell.store.jobs.repository import COUNT_LIMIT
@@ -27,14 +27,12 @@ MAX_LABELED_SCHEDULES = 1000
 """The maximum number of schedules with a time series of their own, if per-schedule metrics are enabled."""
 
 
-def _bounded_count(table: str, where: str) -> str:
+def bounded_count(table: str, where: str) -> str:
     """Return SQL that counts rows up to COUNT_LIMIT + 1, because there may be millions."""
     return f"(SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {where} LIMIT {COUNT_LIMIT + 1}) AS c)"  # noqa: S608
 
 
 _NOT_FIRING = "(NOT enabled OR error IS NOT NULL)"  # literally as in the index
-_UNREADABLE = "(orphaned_at IS NOT NULL OR error IS NOT NULL)"  # literally as in the index
-_FAILING = f"{_UNREADABLE} AND orphaned_at IS NULL"
 _COUNTED_ROWS = {
     "pending": ("timebell_jobs", CLAIMABLE),
     "running": ("timebell_jobs", "state = 'running'"),
@@ -44,20 +42,10 @@ _COUNTED_ROWS = {
     "active": ("timebell_schedules", "enabled AND error IS NULL"),
     "paused": ("timebell_schedules", f"{_NOT_FIRING} AND NOT enabled"),
     "errored": ("timebell_schedules", f"{_NOT_FIRING} AND enabled"),
-    "campaigns_pending": ("timebell_campaigns", "ended_at IS NULL AND state = 'pending'"),
-    "campaigns_running": ("timebell_campaigns", "ended_at IS NULL AND state = 'running'"),
-    "campaigns_paused": ("timebell_campaigns", "ended_at IS NULL AND state = 'paused'"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
-    "sources_orphaned": ("timebell_sources", f"{_UNREADABLE} AND orphaned_at IS NOT NULL"),
-    "sources_reauthorize": ("timebell_sources", f"{_FAILING} AND error_code = '{SOURCE_UNAUTHORIZED}'"),
-    "sources_failing": ("timebell_sources", f"{_FAILING} AND COALESCE(error_code, '') <> '{SOURCE_UNAUTHORIZED}'"),
 }
 COUNTS = Statement(
-    "SELECT " + ", ".join(f"{_bounded_count(*source)} AS {name}" for name, source in _COUNTED_ROWS.items())
-)
-REMAINING = Statement(
-    "SELECT coalesce(sum(CASE WHEN expected > opened THEN expected - opened ELSE 0 END), 0) AS count"
-    " FROM timebell_campaigns WHERE ended_at IS NULL AND state = 'running'"
+    "SELECT " + ", ".join(f"{bounded_count(*source)} AS {name}" for name, source in _COUNTED_ROWS.items())
 )
 DEPTHS = Statement(
     "WITH $rows SELECT d.queue, (SELECT count(*) FROM (SELECT 1 FROM timebell_jobs"  # noqa: S608 - constants only
@@ -74,6 +62,10 @@ OVERDUE = Statement(
 LAST_SUCCESSES = Statement(
     "SELECT s.tenant_id, s.name, ($last_success) AS at FROM timebell_schedules s ORDER BY s.id LIMIT :limit"
 )
+
+
+FeatureGauge = Mapping[tuple[str, ...], float]
+"""A gauge of a feature, by its label values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +93,14 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled_targets: int = 0
     """The number of disabled targets."""
-    campaigns: Mapping[str, int] = field(default_factory=dict)
-    campaign_remaining: int = 0
-    sources: Mapping[str, int] = field(default_factory=dict)
-    """The numbers of sources that cannot be read, by state."""
+    of_features: Mapping[str, FeatureGauge] = field(default_factory=dict)
+    """The gauges of features, by the name of their metric."""
 
 
-def read_gauges(tx: Transaction, now: datetime, grace: float, *, per_schedule: bool = False) -> Gauges:
-    """Read all gauges; with `per_schedule`, also when each schedule last succeeded.
+def read_gauges(
+    tx: Transaction, now: datetime, grace: float, features: Sequence[Feature] = (), *, per_schedule: bool = False
+) -> Gauges:  # fmt: skip
+    """Read all gauges, also those of `features`; with `per_schedule`, also when each schedule last succeeded.
 
     `grace` (seconds) is how late a schedule may be before it is overdue.
     """
@@ -121,9 +113,7 @@ def read_gauges(tx: Transaction, now: datetime, grace: float, *, per_schedule: b
         counted["unhandled"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         list_overdue(tx, now, grace), list_last_successes(tx) if per_schedule else {}, counted["disabled"],
-        {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
-        int(tx.fetch(REMAINING)[0]["count"]),
-        {name.removeprefix("sources_"): count for name, count in counted.items() if name.startswith("sources_")},
+        {name: gauge for feature in features for name, gauge in feature.read_gauges(tx).items()},
     )  # fmt: skip
 
 

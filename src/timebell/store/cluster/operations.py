@@ -22,7 +22,7 @@ MAX_STORED_ERRORS = 100  # per operation
 MAX_ERRORS_BYTES = 256 * 1024
 
 Step = Callable[[Transaction, Operation, int, datetime], StepResult]
-"""A function that processes at most so many items of an operation at an instant."""
+"""A step of an operation: (transaction, operation, maximum number of items, now) -> its result."""
 STEPS: Mapping[OperationKind, Step] = {
     OperationKind.RETRY: dead_letters.retry_step,
     OperationKind.DISCARD: dead_letters.discard_step,
