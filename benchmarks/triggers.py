@@ -19,9 +19,9 @@ import httpx2
 
 from timebell import Arrived, Timebell
 from timebell.api import server, v1
-from timebell.model.trigger import FiringKey, firing_job_key
+from timebell.features.triggers.model.trigger import FiringKey, firing_job_key
+from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.store.open import upgrade
-from timebell.triggers.sql_table import SqlTable
 from timebell_torture.postgres import PostgresServer
 
 EDITS = 200

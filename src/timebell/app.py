@@ -51,11 +51,11 @@ from timebell.targets.handler import Handlers
 from timebell.tenancy.secrets import Keyring, keyring
 
 if TYPE_CHECKING:
-    from timebell.client.audiences import Audiences
-    from timebell.client.campaigns import Campaigns
-    from timebell.client.connections import Connections
-    from timebell.client.devices import Devices
-    from timebell.client.triggers import Triggers
+    from timebell.features.campaigns.client.audiences import Audiences
+    from timebell.features.campaigns.client.campaigns import Campaigns
+    from timebell.features.campaigns.client.devices import Devices
+    from timebell.features.triggers.client.connections import Connections
+    from timebell.features.triggers.client.triggers import Triggers
 
 CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
 """A program without an engine measures the database's clock again after this time."""

@@ -25,8 +25,8 @@ from timebell.store.dialects.base import caller_thread
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
-    from timebell.features.campaigns.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
-    from timebell.features.triggers.sync import BlockingConnections, BlockingTriggers
+    from timebell.features.campaigns.client.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
+    from timebell.features.triggers.client.sync import BlockingConnections, BlockingTriggers
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)

@@ -18,15 +18,15 @@ from sqlalchemy import select, update
 
 from tests.monday_stand_in import Monday, board
 from timebell import Arrived, Timebell
-from timebell.engine.triggers import connection_tokens as connection_tokens
-from timebell.engine.triggers.connection_tokens import ConnectionToken
 from timebell.errors import SourceFailed, StoreUnreachable
 from timebell.features import FEATURES
-from timebell.model.connection import is_permanent_refusal
+from timebell.features.triggers.engine import connection_tokens as connection_tokens
+from timebell.features.triggers.engine.connection_tokens import ConnectionToken
+from timebell.features.triggers.model.connection import is_permanent_refusal
+from timebell.features.triggers.sources import monday as boards
+from timebell.features.triggers.store import connections as connection_rows
+from timebell.features.triggers.store.tables import connections
 from timebell.observe.counters import Counters
-from timebell.store.triggers import connections as connection_rows
-from timebell.store.triggers.tables import connections
-from timebell.triggers import monday as boards
 
 from .web import SECRET, Web, is_problem, wait_until
 
@@ -38,7 +38,7 @@ FRESH = {"access_token": "fresh", "refresh_token": "next", "expires_in": 3600}
 
 @pytest.fixture
 def monday(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monday]:
-    monkeypatch.setattr("timebell.engine.triggers.source_poller.RETRY_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr("timebell.features.triggers.engine.source_poller.RETRY_DELAY_SECONDS", 0.5)
     with board() as fake:
         fake.tokens = {"fresh"}
         fake.renews = 200, FRESH

@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import func, select
 
 from timebell.features import FEATURES
+from timebell.features.campaigns.model.audience import Filters, validate_device
+from timebell.features.campaigns.model.campaign import CampaignState
+from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
+from timebell.features.campaigns.store import campaigns, chunks, devices
+from timebell.features.campaigns.store.chunks import DeliveryResult, OpenedChunk
+from timebell.features.campaigns.store.tables import deliveries
 from timebell.ids import new_id
-from timebell.model.audience import Filters, validate_device
-from timebell.model.campaign import CampaignState
-from timebell.model.campaign_plan import Campaign, CampaignPlan
-from timebell.store.campaigns import campaigns, chunks, devices
-from timebell.store.campaigns.chunks import DeliveryResult, OpenedChunk
-from timebell.store.campaigns.tables import deliveries
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import erasure, repository
 from timebell.store.transaction import Transaction

@@ -9,17 +9,24 @@ from typing import Any
 from sqlalchemy import select
 
 from timebell.features import FEATURES
+from timebell.features.triggers.model.trigger import (
+    ChangeSummary,
+    ItemChange,
+    Source,
+    Trigger,
+    TriggerRule,
+    parse_offsets,
+)
+from timebell.features.triggers.store import planned_firings, sources, triggers
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
 from timebell.model.schedule import Action
-from timebell.model.trigger import ChangeSummary, ItemChange, Source, Trigger, TriggerRule, parse_offsets
 from timebell.store.cluster import operations
 from timebell.store.jobs import pre_delivery_check
 from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
 from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
-from timebell.store.triggers import planned_firings, sources, triggers
 
 from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
 

@@ -21,11 +21,11 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
-from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import InvalidInput, SourceFailed
+from timebell.features.triggers.engine.source_adapters import AdapterCache
+from timebell.features.triggers.model.trigger import Source
+from timebell.features.triggers.sources import create_adapter, sql_table
 from timebell.model.payload import encode
-from timebell.model.trigger import Source
-from timebell.triggers import create_adapter, sql_table
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.monday_stand_in import board
 from timebell import Timebell
-from timebell.engine.triggers.connection_tokens import ConnectionToken
+from timebell.features.triggers.engine.connection_tokens import ConnectionToken
 from timebell.observe.counters import Counters
 
 SECRET = "a secret key of the tests, long enough"
@@ -23,7 +23,7 @@ import asyncio, sys
 from datetime import timedelta
 from types import SimpleNamespace
 from timebell import Timebell
-from timebell.engine.triggers import connection_tokens
+from timebell.features.triggers.engine import connection_tokens
 from timebell.observe.counters import Counters
 
 connection_tokens.RENEWAL_LEASE = timedelta(seconds=3)

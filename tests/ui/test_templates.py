@@ -9,7 +9,7 @@ import pytest
 from timebell.dashboard.rendering import PACKAGE_DIR, template_environment
 from timebell.features import FEATURES
 
-TEMPLATES = PACKAGE_DIR / "templates"
+TEMPLATES = PACKAGE_DIR.parent
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.html")), ids=lambda path: str(path.relative_to(TEMPLATES)))

@@ -28,7 +28,7 @@ class CampaignsFeature(Feature):
     """Campaigns, audiences, devices and the target `push`."""
 
     counters = MappingProxyType({"timebell_campaign_messages_total": ("accepted", "refused", "unknown", "again")})
-    tables = "timebell.store.campaigns.tables"
+    tables = "timebell.features.campaigns.store.tables"
     routes = "timebell.features.campaigns.api"
     commands = "timebell.features.campaigns.cli"
     pages = "timebell.features.campaigns.pages"
@@ -36,9 +36,9 @@ class CampaignsFeature(Feature):
     internal_target_kinds = frozenset({"campaign"})
 
     def create_clients(self, app: Timebell) -> Mapping[str, Any]:
-        from timebell.client.audiences import Audiences
-        from timebell.client.campaigns import Campaigns
-        from timebell.client.devices import Devices
+        from timebell.features.campaigns.client.audiences import Audiences
+        from timebell.features.campaigns.client.campaigns import Campaigns
+        from timebell.features.campaigns.client.devices import Devices
 
         return {
             "audiences": Audiences(app.store, app.clock, app.open, app._keyring),
@@ -50,7 +50,7 @@ class CampaignsFeature(Feature):
         }  # fmt: skip
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
-        from timebell.features.campaigns.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
+        from timebell.features.campaigns.client.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
 
         return {
             "audiences": BlockingAudiences(portal, lambda app: app.audiences),
@@ -80,9 +80,9 @@ class CampaignsFeature(Feature):
 
     def create_target(self, kind: str, settings: Settings, now: Callable[[], datetime]) -> Target:
         """Create the target `push`. Raises Refused (FCM_CREDENTIALS_MISSING, EXTRA_MISSING)."""
-        from timebell.targets.push.google import check_installed
-        from timebell.targets.push.provider import Provider
-        from timebell.targets.push.target import PushTarget
+        from timebell.features.campaigns.push.google import check_installed
+        from timebell.features.campaigns.push.provider import Provider
+        from timebell.features.campaigns.push.target import PushTarget
 
         credentials = settings.fcm_credentials
         if credentials is None:
@@ -93,7 +93,7 @@ class CampaignsFeature(Feature):
         check_installed()
 
         def provider() -> Provider:
-            from timebell.targets.push.fcm import FcmProvider
+            from timebell.features.campaigns.push.fcm import FcmProvider
 
             return FcmProvider(
                 credentials, now=now, url=settings.fcm_url, connections=settings.fcm_connections,
@@ -103,16 +103,16 @@ class CampaignsFeature(Feature):
         return PushTarget(provider, now)
 
     def check_renders(self, kind: str, delivery: Delivery, options: Mapping[str, Any]) -> None:
-        from timebell.targets.push.target import check_renders
+        from timebell.features.campaigns.push.target import check_renders
 
         check_renders(delivery, options)
 
     def create_internal_targets(self, app: Timebell) -> Mapping[str, Target]:
         """Create the target that sends chunks through the provider of `push`; connects `push` to the registry."""
-        from timebell.campaigns.outside import AudienceReader
-        from timebell.campaigns.registry import StoredRegistry
-        from timebell.campaigns.target import CampaignTarget
-        from timebell.targets.push.target import PushTarget
+        from timebell.features.campaigns.engine.chunk_target import CampaignTarget
+        from timebell.features.campaigns.engine.external_audience import AudienceReader
+        from timebell.features.campaigns.engine.registry import StoredRegistry
+        from timebell.features.campaigns.push.target import PushTarget
 
         push, now = app.targets_by_kind.get("push"), app.clock.now
         if push is None:
@@ -126,7 +126,7 @@ class CampaignsFeature(Feature):
 
     def attach_counters(self, targets: Mapping[str, Target], counters: Counters) -> None:
         if "campaign" in targets:
-            from timebell.campaigns.target import CampaignTarget
+            from timebell.features.campaigns.engine.chunk_target import CampaignTarget
 
             target = targets["campaign"]
             if isinstance(target, CampaignTarget):
@@ -134,31 +134,31 @@ class CampaignsFeature(Feature):
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
         """Delete records of notifications and one campaign, because a campaign may have many deliveries."""
-        from timebell.store.campaigns import campaigns, devices
+        from timebell.features.campaigns.store import campaigns, devices
 
         devices.prune_notifications(tx, before)
         return campaigns.prune_campaigns(tx, before, 1) > 0
 
     def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
         """Delete the devices of a user."""
-        from timebell.store.campaigns import devices
+        from timebell.features.campaigns.store import devices
 
         devices.delete_devices_of_user(tx, tenant_id, owner_id)
         return 0
 
     def read_gauges(self, tx: Transaction) -> Mapping[str, FeatureGauge]:
-        from timebell.store.campaigns import gauges
+        from timebell.features.campaigns.store import gauges
 
         return gauges.read_gauges(tx)
 
     def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus:
+        from timebell.features.campaigns.store import progress
         from timebell.store.audit.overview import FeatureStatus
-        from timebell.store.campaigns import progress
 
         paused = progress.list_paused_campaigns(tx, tenant_id)
         return FeatureStatus(paused, progress.count_active_campaigns(tx, tenant_id))
 
     def find_secret_users(self, tx: Transaction, tenant_id: str) -> Sequence[SecretUser]:
-        from timebell.store.campaigns import audiences
+        from timebell.features.campaigns.store import audiences
 
         return audiences.list_secret_users(tx, tenant_id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from timebell.model.trigger import ChangeSummary
+    from timebell.features.triggers.model.trigger import ChangeSummary
     from timebell.observe.counters import Counters
     from timebell.observe.metrics import MetricDefinition
 

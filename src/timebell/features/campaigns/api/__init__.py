@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from timebell.api import audiences, campaigns, devices
+from timebell.features.campaigns.api import audiences, campaigns, devices
 
 ROUTES = (devices.routes, audiences.routes, campaigns.routes)

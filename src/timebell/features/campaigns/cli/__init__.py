@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from timebell.cli.campaign import campaign
+from timebell.features.campaigns.cli.campaign import campaign
 
 COMMANDS = {"campaign": campaign}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from timebell.dashboard import campaign_form, campaigns
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.pages import NavigationEntry, Notice, Pages, SearchHit
 from timebell.dashboard.views import View
+from timebell.features.campaigns.pages import campaigns, form
 from timebell.store.audit.overview import AttentionItem
 
 
@@ -27,7 +27,7 @@ async def search(view: View, text: str) -> list[SearchHit]:
 
 
 PAGES = Pages(
-    routers=(campaign_form.routes, campaigns.routes),
+    routers=(form.routes, campaigns.routes),
     templates=Path(__file__).parent / "templates",
     navigation=NavigationEntry(
         "campaigns", "/ui/campaigns", "Campaigns", "viewer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timebell.cli.connection import connection
-from timebell.cli.trigger import source, trigger
+from timebell.features.triggers.cli.connection import connection
+from timebell.features.triggers.cli.trigger import source, trigger
 
 COMMANDS = {"connection": connection, "source": source, "trigger": trigger}

@@ -1,1 +1,0 @@
-"""Campaigns: push messages to many devices, sent in chunks of one job each."""
