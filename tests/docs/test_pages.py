@@ -20,7 +20,7 @@ from timebell.features import FEATURES
 from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
 from timebell.observe.metrics import collect_definitions
-from timebell.store.schema import metadata
+from timebell.store.metadata import load_tables
 from timebell_torture.verdict import VIOLATION_CLASSES
 
 from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
@@ -175,8 +175,8 @@ def test_python_page_lists_every_name() -> None:
 
 def test_database_page_lists_every_table_and_index() -> None:
     listed = {word for row in rows(REFERENCE / "database.md") for word in code_words(row[0])}
-    tables = set(metadata.tables)
-    indexes = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
+    tables = set(load_tables(FEATURES).tables)
+    indexes = {str(index.name) for table in load_tables(FEATURES).tables.values() for index in table.indexes}
     assert {word for word in listed if word.startswith("timebell_")} == tables | indexes
 
 

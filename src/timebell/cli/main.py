@@ -199,7 +199,7 @@ def db_roles(
     """Print SQL that creates least-privilege roles (PostgreSQL): node, client, reader."""
     from timebell.cli import privileges
 
-    raise click_signatures.Exit(privileges.print_roles(prefix))
+    raise click_signatures.Exit(privileges.print_roles(prefix, FEATURES))
 
 
 @root.command("backup")

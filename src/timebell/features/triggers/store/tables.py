@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, false, text, true
 
-from timebell.store.metadata import metadata
+from timebell.store.metadata import CREDENTIALS, metadata
 from timebell.store.types import Id, Instant
 
 _HAS_JOB = text("job_id IS NOT NULL")
@@ -86,4 +86,5 @@ connections = Table(
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
+    info=CREDENTIALS,
 )
