@@ -300,7 +300,7 @@ class Timebell(DecoratorMixin, FacadeMixin):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
                 self.targets_by_kind.setdefault(kind, self._create_target(kind))
         for feature in self.features:
-            if not feature.internal_target_kinds <= self.targets_by_kind.keys():
+            if not set(feature.internal_target_kinds) <= self.targets_by_kind.keys():
                 self.targets_by_kind |= feature.create_internal_targets(self)
         for kind in wiring.named_target_kinds(self.settings):
             with contextlib.suppress(ImportError):

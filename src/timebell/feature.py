@@ -6,7 +6,7 @@ import what they return, because programs that do not use a feature should not l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,9 +46,9 @@ class Feature:
     pages: ClassVar[str | None] = None
     counters: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
     """Counters of a node: the name of each metric, and the values of its label that start at 0."""
-    target_kinds: ClassVar[Set[str]] = frozenset()
+    target_kinds: ClassVar[Sequence[str]] = ()
     """Target kinds that jobs can specify."""
-    internal_target_kinds: ClassVar[Set[str]] = frozenset()
+    internal_target_kinds: ClassVar[Sequence[str]] = ()
     """Target kinds of jobs that only the feature creates."""
 
     # The app
@@ -116,11 +116,14 @@ class Feature:
         return {}
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
-        """Delete a batch of rows past retention, which ended at `before`; return whether there may be more."""
+        """Delete a batch of expired rows; return whether there may be more.
+
+        The general retention keeps what ended after `before`.
+        """
         return False
 
     def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
-        """Erase the personal data of an owner; return the number of changed trigger items."""
+        """Erase the personal data of an owner; return the number of changed rows that belong to others, too."""
         return 0
 
     def read_gauges(self, tx: Transaction) -> Mapping[str, FeatureGauge]:

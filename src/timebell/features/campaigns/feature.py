@@ -32,8 +32,8 @@ class CampaignsFeature(Feature):
     routes = "timebell.features.campaigns.api"
     commands = "timebell.features.campaigns.cli"
     pages = "timebell.features.campaigns.pages"
-    target_kinds = frozenset({"push"})
-    internal_target_kinds = frozenset({"campaign"})
+    target_kinds = ("push",)
+    internal_target_kinds = ("campaign",)
 
     def create_clients(self, app: Timebell) -> Mapping[str, Any]:
         from timebell.features.campaigns.client.audiences import Audiences
