@@ -123,7 +123,7 @@ async def _reschedule_by_webhook(client: httpx2.AsyncClient, hook: str, number: 
     began = time.perf_counter()
     response = await client.post(hook, json=change)
     seconds = time.perf_counter() - began
-    assert response.json()["made"] == 1, response.text
+    assert response.json()["created"] == 1, response.text
     return seconds
 
 

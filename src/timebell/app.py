@@ -309,7 +309,7 @@ class Timebell(DecoratorMixin, FacadeMixin):
     def _find_target(self, kind: str) -> Target:
         """Return the target of a kind, even if this node is not configured for it.
 
-        Raises InvalidInput (TARGET_UNKNOWN).
+        Raises InvalidInput (UNKNOWN_TARGET_KIND).
         """
         known = self.named_targets_by_kind.get(kind) or self.targets_by_kind.get(kind)
         return known or self._create_target(wiring.validate_kind(kind, wiring.target_kinds(self.features)))

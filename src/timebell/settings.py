@@ -138,7 +138,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
             yield name, raw, variable
         elif environment.get(PREFIX + base_name.upper(), "").strip():
             message = f"and {PREFIX}{base_name.upper()} are both set"
-            raise _invalid(variable, "SETTING_TWICE", message, "Keep one of them.")
+            raise _invalid(variable, "DUPLICATE_SETTING", message, "Keep one of them.")
         else:
             yield base_name, _read_file(Path(raw), variable), variable
 

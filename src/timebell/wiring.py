@@ -146,7 +146,7 @@ def normalize_target(
     """Return the stored form of a target: {kind, options}, or None for handlers with `on_unhandled` `hold`.
 
     A named target is only its name here; its kind is looked up when the job is inserted. `custom_targets` are the
-    app's custom targets by kind. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
+    app's custom targets by kind. Raises InvalidInput (UNKNOWN_TARGET_KIND, ...), Refused.
     """
     if isinstance(target, InternalTarget):
         return dict(target)
@@ -160,7 +160,7 @@ def normalize_target(
     options = dict(target) if isinstance(target, Mapping) else {"kind": target}
     kind = options.pop("kind", None)
     if kind == "handler":
-        raise InvalidInput("The handler target is the default: omit target.", code="TARGET_UNKNOWN")
+        raise InvalidInput("The handler target is the default: omit target.", code="UNKNOWN_TARGET_KIND")
     validate_kind(kind, (*target_kinds(features), *custom_targets))
     if "signingSecrets" in options and kind not in custom_targets:
         raise InvalidInput("Only named targets have their own signing secrets.", code="INVALID_TARGET_OPTIONS")
@@ -190,10 +190,10 @@ def render_request(
 
 
 def validate_kind(kind: Any, kinds: Collection[str]) -> str:
-    """Return `kind` if it is one of `kinds`. Raises InvalidInput (TARGET_UNKNOWN)."""
+    """Return `kind` if it is one of `kinds`. Raises InvalidInput (UNKNOWN_TARGET_KIND)."""
     if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInput(
-            f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
+            f"There is no target {kind!r:.60}.", code="UNKNOWN_TARGET_KIND",
             fix=f'The kinds are {", ".join(kinds)}; use {{"name": ...}} for a named target.',
         )  # fmt: skip
     return kind

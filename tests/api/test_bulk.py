@@ -109,7 +109,7 @@ async def test_lines_of_other_tenants_are_refused(make: Make) -> None:
         lines = [{"topic": "t", "timezone": "UTC", "metadata": {"tenantId": name}} for name in ("ours", "theirs")]
         created = await send(web, ndjson(*lines), authorization=f"Bearer {key}")
         assert counted(created) == (1, 0, 1)
-        assert created.json()["errors"][0]["code"] == "TENANT_NOT_YOURS"
+        assert created.json()["errors"][0]["code"] == "TENANT_FORBIDDEN"
         viewer = await web.key("operator", "ours")
         is_problem(await send(web, b"", authorization=f"Bearer {viewer}"), 403, "ROLE_TOO_LOW")
 

@@ -211,7 +211,7 @@ def test_a_duplicate_key_is_refused(people: CustomerDatabase, sqlite_url: str) -
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "age"})
         with pytest.raises(InvalidInput) as refused:
             await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
-        assert refused.value.code == "AUDIENCE_KEY_REPEATS"
+        assert refused.value.code == "DUPLICATE_AUDIENCE_KEY"
         await app.close()
 
     asyncio.run(body())

@@ -174,7 +174,7 @@ def test_each_occurrence_of_a_recurring_campaign_creates_one_campaign(run: Calla
             job = await app.schedules.trigger(schedule.id)
             while (found := await app.get(job.id)).state != "completed":
                 await asyncio.sleep(0.02)
-            assert found.result == {"campaignId": job.id, "made": True}
+            assert found.result == {"campaignId": job.id, "created": True}
             sent = await ended(app, await app.campaigns.get(job.id))
             assert (sent.schedule_id, sent.name, sent.accepted) == (schedule.id, "yearly", 5)
             assert message_counts(fcm) == [count] * 5
@@ -283,7 +283,7 @@ def test_each_chunk_is_logged_and_each_message_counted(
             await asyncio.sleep(0.02)
         assert expected in (20, 21)  # counted before or after the dead token was removed
         assert service.node.counters.of_features["timebell_campaign_messages_total"].values == {
-            ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("again",): 1,
+            ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("retry",): 1,
         }  # fmt: skip
 
     run(body)

@@ -77,7 +77,7 @@ async def decide_checks(store: Store, *ids: str, at: datetime = HOUR) -> dict[st
 async def test_an_item_has_a_job_at_its_instant(store: Store) -> None:
     """The instant is absolute, and the job has the fields of the item."""
     home, made = await source(store), await trigger(store)
-    assert await change_item(store, home, 1, HOUR) == ChangeSummary(changed=1, made=1)
+    assert await change_item(store, home, 1, HOUR) == ChangeSummary(changed=1, created=1)
     (planned,) = await everything(store)
     assert (planned.key, planned.kind) == (f"trigger__{made.id}__42__0", Kind.TRIGGER)
     assert planned.run_at == planned.scheduled_at == HOUR
@@ -93,7 +93,7 @@ async def test_an_edited_item_moves_its_job_and_links_both_jobs(store: Store) ->
     home, _ = await source(store), await trigger(store)
     await change_item(store, home, 1, HOUR)
     (old,) = await everything(store)
-    assert await change_item(store, home, 2, after(hours=2)) == ChangeSummary(changed=1, made=1, cancelled=1)
+    assert await change_item(store, home, 2, after(hours=2)) == ChangeSummary(changed=1, created=1, cancelled=1)
     was, new = await everything(store)
     assert (was.id, was.state, was.reason, was.replaced_by) == (old.id, "cancelled", "rescheduled", new.id)
     assert (new.state, new.run_at, new.replaces, new.key) == ("pending", after(hours=2), old.id, old.key)
@@ -111,14 +111,14 @@ async def test_changes_that_are_not_newer_have_no_effect_in_any_order(store: Sto
     assert [at for _, at in await pending(store)] == [after(hours=20)]
     assert len(await everything(store)) == 1
     assert (await change_item(store, home, 3, "gone")).stale == 1
-    assert (await change_item(store, home, 21, after(hours=20))).same == 1
+    assert (await change_item(store, home, 21, after(hours=20))).unchanged == 1
 
 
 @stored
 async def test_clearing_deleting_and_past_dating_cancel_the_job_for_good(store: Store) -> None:
     home, _ = await source(store), await trigger(store)
     for version, ended in ((10, None), (20, "gone"), (30, after(hours=-1)), (40, "soon")):
-        assert (await change_item(store, home, version, HOUR)).made == 1
+        assert (await change_item(store, home, version, HOUR)).created == 1
         assert (await change_item(store, home, version + 1, ended)).cancelled == 1
         assert await pending(store) == []
         assert (await change_item(store, home, version, HOUR)).stale == 1
@@ -129,7 +129,7 @@ async def test_clearing_deleting_and_past_dating_cancel_the_job_for_good(store: 
 async def test_a_late_change_fires_within_the_grace_period(store: Store) -> None:
     """A reminder that is 40 s late is not lost."""
     home, _ = await source(store), await trigger(store, grace=60.0)
-    assert (await change_item(store, home, 1, after(seconds=-40))).made == 1
+    assert (await change_item(store, home, 1, after(seconds=-40))).created == 1
     assert (await change_item(store, home, 1, after(seconds=-61), key="43")).late == 1
     assert [at for _, at in await pending(store)] == [after(seconds=-40)]
 
@@ -143,10 +143,10 @@ async def test_an_instant_fires_once_and_a_new_date_fires_again(store: Store) ->
     assert (await decide_checks(store, attempt.id))[attempt.id].state is None
     await end(store, ending(attempt, at=HOUR))
     for version in (2, 3):
-        assert (await change_item(store, home, version, HOUR, at=HOUR, title=str(version))).made == 0
-    assert (await change_item(store, home, 4, after(hours=2), at=HOUR)).made == 1
+        assert (await change_item(store, home, version, HOUR, at=HOUR, title=str(version))).created == 0
+    assert (await change_item(store, home, 4, after(hours=2), at=HOUR)).created == 1
     assert (await change_item(store, home, 5, HOUR, at=HOUR)) == ChangeSummary(changed=1, cancelled=1)
-    assert (await change_item(store, home, 6, after(hours=3), at=HOUR)).made == 1
+    assert (await change_item(store, home, 6, after(hours=3), at=HOUR)).created == 1
 
 
 @stored
@@ -159,7 +159,9 @@ async def test_each_offset_and_recipient_has_its_own_job(store: Store) -> None:
     assert sorted((one.owner_id, one.payload["recipient"], one.run_at) for one in made) == sorted(
         (who, who, at) for who in ("ana", "bo") for at in (HOUR, HOUR - timedelta(minutes=15))
     )
-    assert await change_item(store, home, 2, HOUR, users=["bo", "cy"]) == ChangeSummary(changed=1, made=2, cancelled=2)
+    assert await change_item(store, home, 2, HOUR, users=["bo", "cy"]) == ChangeSummary(
+        changed=1, created=2, cancelled=2
+    )
     assert sorted({one.owner_id or "" for one in await everything(store) if one.state == "pending"}) == ["bo", "cy"]
 
 
@@ -168,8 +170,8 @@ async def test_several_triggers_on_one_column_all_work(store: Store) -> None:
     home = await source(store)
     for name in ("one", "two", "three"):
         await trigger(store, name)
-    assert (await change_item(store, home, 1, HOUR)).made == 3
-    assert (await change_item(store, home, 2, after(hours=2))) == ChangeSummary(changed=1, made=3, cancelled=3)
+    assert (await change_item(store, home, 1, HOUR)).created == 3
+    assert (await change_item(store, home, 2, after(hours=2))) == ChangeSummary(changed=1, created=3, cancelled=3)
 
 
 @stored
@@ -225,7 +227,7 @@ async def test_a_started_job_does_not_block_the_new_date(store: Store) -> None:
     home, _ = await source(store), await trigger(store)
     await change_item(store, home, 1, HOUR)
     (attempt,) = await claim(store, HOUR)
-    assert await change_item(store, home, 2, after(hours=2), at=HOUR) == ChangeSummary(changed=1, made=1)
+    assert await change_item(store, home, 2, after(hours=2), at=HOUR) == ChangeSummary(changed=1, created=1)
     ruling = (await decide_checks(store, attempt.id))[attempt.id]
     assert (ruling.state, ruling.reason) == ("cancelled", "withdrawn")
     assert [at for _, at in await pending(store)] == [HOUR, after(hours=2)]

@@ -71,7 +71,7 @@ async def steer(store: Store, verb: Any, at: datetime, *args: Any, actor: str = 
 async def test_an_executed_occurrence_has_attempts_node_and_duration(store: Store) -> None:
     await put(store, schedule(overlap=Overlap.ALLOW))
     seen = {"name": "worker-1", "version": "1", "tzdata": "x", "routes": "{}", "started_at": T0, "seen_at": T0}
-    seen["routes"] = '{"exact": [], "prefixes": [], "everything": true}'
+    seen["routes"] = '{"exact": [], "prefixes": [], "allTopics": true}'
     await execute(store, insert(nodes).values(id=NODE, **seen))
     await fire(store, after(minutes=1, seconds=2))
     (first,) = await claim(store, after(minutes=1, seconds=3))

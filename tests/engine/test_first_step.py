@@ -184,7 +184,7 @@ class Odd(BaseModel):
     ("payload", "metadata", "state", "code"),
     [
         ({"n": 1}, {"payload_version": "two"}, JobState.FAILED, "INVALID_VERSION"),
-        ({"n": 7}, {}, JobState.PENDING, "TARGET_BROKE"),
+        ({"n": 7}, {}, JobState.PENDING, "TARGET_ERROR"),
         ({"n": 1}, {"payload_version": 1}, JobState.COMPLETED, None),
     ],
 )

@@ -80,9 +80,9 @@ def test_probes_and_pages_report_an_outage(store_url: str, monkeypatch: pytest.M
     assert 'role="alert"' in body
     assert "The database does not answer" in body
     assert "secret-host" not in body
-    for fact in ("databaseTime", "clockOffsetSeconds", "tzdata", "node", "version", "largestLagSeconds", "healing"):
+    for fact in ("databaseTime", "clockOffsetSeconds", "tzdata", "node", "version", "largestLagSeconds", "repair"):
         assert f'"{fact}"' in responses["verbose"][1]
-    assert '"healing":{"scanned":0,"healed":0,"skipped":0}' in responses["verbose"][1]
+    assert '"repair":{"scanned":0,"healed":0,"skipped":0}' in responses["verbose"][1]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ async def _find_dispatched(ctx: Context, id_: str, token: str) -> tuple[external
 async def _find_attempt(ctx: Context, id_: str, token: str, outcome: JobState) -> tuple[Job, Attempt | None]:
     """Return the job and the attempt of a token; the attempt is None if the same outcome was already reported.
 
-    Raises NotFound, Refused (INVALID_TOKEN), Conflict (ATTEMPT_OVER).
+    Raises NotFound, Refused (INVALID_TOKEN), Conflict (ATTEMPT_ENDED).
     """
     (job, attempt, _), number = await _find_dispatched(ctx, id_, token)
     ctx.subject, ctx.before = job.id, render_job(job)
@@ -148,6 +148,6 @@ async def _write_completion(ctx: Context, attempt: Attempt, completion: Completi
 
 def _attempt_over(job: Job, number: int) -> Conflict:
     return Conflict(
-        f"Attempt {number} of job {job.id} has already ended or timed out.", code="ATTEMPT_OVER",
+        f"Attempt {number} of job {job.id} has already ended or timed out.", code="ATTEMPT_ENDED",
         existing=job.id, fix="Stop working on it. Its effects may have to be undone.",
     )  # fmt: skip

@@ -94,8 +94,8 @@ class BackfillOut(ResponseBody):
 
     dry_run: bool
     instants: list[Instant]
-    made: int
-    kept: Annotated[int, Field(description="Occurrences that have already run and are not repeated.")]
+    created: int
+    already_run: Annotated[int, Field(description="Occurrences that have already run and are not repeated.")]
 
 
 class ScheduleDeleted(ResponseBody):
@@ -409,7 +409,7 @@ async def backfill_schedule(id: Id, body: BackfillIn, ctx: Context) -> Response:
     )  # fmt: skip
     return json_response({
         "dryRun": body.dry_run, "instants": [format_utc(at) for at in result.instants],
-        "made": 0 if body.dry_run else len(result.instants), "kept": result.already_run,
+        "created": 0 if body.dry_run else len(result.instants), "alreadyRun": result.already_run,
     })  # fmt: skip
 
 

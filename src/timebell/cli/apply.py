@@ -119,7 +119,7 @@ def documents(path: Path, kinds: Sequence[str] = DOCUMENT_KINDS) -> Iterator[tup
     for each in files:
         for kind, body in _parse_file(each, kinds):
             if kind in DOCUMENT_KINDS and (other := seen.setdefault((kind, body["name"]), each)) != each:
-                raise InvalidInput(f"{body['name']} is defined in both {other} and {each}.", code="SCHEDULE_TWICE")
+                raise InvalidInput(f"{body['name']} is defined in both {other} and {each}.", code="DUPLICATE_SCHEDULE")
             yield kind, body
 
 
@@ -138,7 +138,7 @@ def _parse_file(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[st
         kind = body.pop("kind", "Schedule") if isinstance(body, dict) else None
         if kind not in kinds:
             raise InvalidInput(
-                f"{where} has unknown kind {kind!r:.40}.", code="KIND_UNKNOWN", fix=f"Use {', '.join(kinds)}."
+                f"{where} has unknown kind {kind!r:.40}.", code="UNKNOWN_KIND", fix=f"Use {', '.join(kinds)}."
             )
         if kind in DOCUMENT_KINDS and not isinstance(body.get("name"), str):
             raise InvalidInput(

@@ -354,7 +354,7 @@ def completion(
 
     if shell not in ("bash", "zsh", "fish"):
         raise InvalidInput(
-            f"There is no completion for {shell!r:.40}.", code="SHELL_UNKNOWN", fix="Use bash, zsh or fish."
+            f"There is no completion for {shell!r:.40}.", code="UNKNOWN_SHELL", fix="Use bash, zsh or fish."
         )
     completer = get_completion_class(shell)
     assert completer is not None

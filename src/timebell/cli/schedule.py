@@ -313,7 +313,7 @@ def backfill(
     if confirm("Run the backfill?", yes=yes):
         result = remote.request("POST", path, body)
         print_record(result, remote.settings.output) if remote.settings.output != "table" else print_message(
-            f"{result['made']} jobs created."
+            f"{result['created']} jobs created."
         )
 
 

@@ -18,7 +18,7 @@ SigningSecretFile = Annotated[
 
 
 @target.command()
-def add(
+def create(
     name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that jobs and schedules refer to.")],
     where: Annotated[
         str, click_signatures.Argument(metavar="URL|JSON", help='URL, or {"kind": ..., options}; @file reads a file.')
@@ -184,7 +184,9 @@ def _require_object(value: Any) -> Mapping[str, Any]:
 
     if not isinstance(value, Mapping):
         raise InvalidInput(
-            f"{value!r:.60} is not a target.", code="TARGET_UNKNOWN", fix='Use a URL, or {"kind": "http", "url": ...}.'
+            f"{value!r:.60} is not a target.",
+            code="UNKNOWN_TARGET_KIND",
+            fix='Use a URL, or {"kind": "http", "url": ...}.',
         )
     return value
 

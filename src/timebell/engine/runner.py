@@ -358,7 +358,7 @@ class Runner:
             raise
         except Exception as exc:  # report a bug in a target as an outcome
             log.exception("target %s crashed on job %s", kind, job_id)
-            return Outcome.failed("TARGET_BROKE", f"{type(exc).__name__}: {exc}"[:500])
+            return Outcome.failed("TARGET_ERROR", f"{type(exc).__name__}: {exc}"[:500])
 
     def _upcoming_times(self, attempt: Attempt, recurrence: Recurrence) -> list[datetime]:
         """Return the occurrence times after this attempt's own. Reuses those of the schedule's previous attempt."""

@@ -85,7 +85,7 @@ class TransactionalCompletion:
     def _completing(self, result: Callable[[], Any]) -> Iterator[Finish]:
         """Yield the function that completes the job in the transaction. A normal exit means it was committed.
 
-        Raises Conflict (ATTEMPT_OVER) if the attempt cannot complete the job.
+        Raises Conflict (ATTEMPT_ENDED) if the attempt cannot complete the job.
         """
         if self.completed is not None:
             raise self._attempt_over("This attempt has completed it already")
@@ -122,7 +122,7 @@ class TransactionalCompletion:
         attempt = self.running_attempt.attempt
         return Conflict(
             f"Attempt {attempt.number} cannot complete job {attempt.id}. {reason}; this transaction was rolled back.",
-            code="ATTEMPT_OVER", fix="Let the error propagate out of the handler.", existing=attempt.id,
+            code="ATTEMPT_ENDED", fix="Let the error propagate out of the handler.", existing=attempt.id,
         )  # fmt: skip
 
     def report_outcome(self, completion: Completion | None) -> None:

@@ -583,7 +583,7 @@ sources = Table(
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_sources_name", "tenant_id", "name", unique=True),
-    Index("timebell_sources_ailing", "id", postgresql_where=_SOURCE_IS_FAILING, sqlite_where=_SOURCE_IS_FAILING),
+    Index("timebell_sources_failing", "id", postgresql_where=_SOURCE_IS_FAILING, sqlite_where=_SOURCE_IS_FAILING),
 )
 
 # Number of jobs of a tenant charged in a month of its time zone.

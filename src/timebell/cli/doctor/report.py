@@ -234,7 +234,7 @@ async def _check_tzdata(store: Store) -> Check:
 def _check_sqlite_library() -> Check:
     version = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
-        return fail("sqlite", "DATABASE_OLD", f"SQLite {version}", "Use a Python with SQLite 3.35 or newer.")
+        return fail("sqlite", "DATABASE_TOO_OLD", f"SQLite {version}", "Use a Python with SQLite 3.35 or newer.")
     low, high = WAL_RESET_BUG_VERSIONS
     if low <= sqlite3.sqlite_version_info <= high:
         return Check(
@@ -251,7 +251,7 @@ def _check_port(settings: Settings) -> Check:
     try:
         bind(settings.http_host, settings.http_port).close()
     except TimebellError as error:
-        return warn("port", "PORT_TAKEN", error.message, error.fix)
+        return warn("port", "PORT_IN_USE", error.message, error.fix)
     return Check("ok", "port", f"{address} is free")
 
 

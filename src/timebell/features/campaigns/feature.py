@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class CampaignsFeature(Feature):
     """Campaigns, audiences, devices and the target `push`."""
 
-    counters = MappingProxyType({"timebell_campaign_messages_total": ("accepted", "refused", "unknown", "again")})
+    counters = MappingProxyType({"timebell_campaign_messages_total": ("accepted", "refused", "unknown", "retry")})
     tables = "timebell.features.campaigns.store.tables"
     routes = "timebell.features.campaigns.api"
     commands = "timebell.features.campaigns.cli"
@@ -64,8 +64,8 @@ class CampaignsFeature(Feature):
         return {
             "timebell_campaign_messages_total": MetricDefinition(
                 "counter",
-                ("fate",),
-                "Campaign messages this node sent: accepted, refused, unknown, again (will be retried).",
+                ("state",),
+                "Campaign messages this node sent: accepted, refused, unknown, retry (will be sent later).",
             ),
             "timebell_campaigns": MetricDefinition(
                 "gauge", ("state",), "Unfinished campaigns: pending, running, paused."

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pytest
 
 from timebell.features.campaigns.push.message import Content, EncodedContent, Message
-from timebell.features.campaigns.push.provider import Fate, Provider, PushResult
+from timebell.features.campaigns.push.provider import Provider, PushResult, SendOutcome
 
 NOW = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
@@ -80,7 +80,7 @@ class ProviderSuite:
             provider = world.provider()
             results = await send(provider, messages(tokens(300)))
             await provider.close()
-            assert {result.fate for result in results} == {Fate.ACCEPTED}
+            assert {result.outcome for result in results} == {SendOutcome.ACCEPTED}
             received = world.received()
             assert [[result.id] for result in results] == [received[token] for token in tokens(300)]
 
@@ -94,8 +94,13 @@ class ProviderSuite:
                 *(send(provider, messages(tokens(60, prefix))) for prefix in ("a", "b", "c", "d"))
             )
             await provider.close()
-            fates = [{result.fate for result in batch} for batch in results]
-            assert fates == [{Fate.ACCEPTED}, {Fate.REFUSED}, {Fate.ACCEPTED}, {Fate.ACCEPTED}]
+            outcomes = [{result.outcome for result in batch} for batch in results]
+            assert outcomes == [
+                {SendOutcome.ACCEPTED},
+                {SendOutcome.REFUSED},
+                {SendOutcome.ACCEPTED},
+                {SendOutcome.ACCEPTED},
+            ]
 
         run(body)
 
@@ -106,9 +111,9 @@ class ProviderSuite:
             provider = world.provider()
             dead, bad, good = await send(provider, messages(["dead-token", "bad-token-1", "good-token"]))
             await provider.close()
-            assert (dead.fate, dead.token_is_dead) == (Fate.REFUSED, True)
-            assert (bad.fate, bad.token_is_dead) == (Fate.REFUSED, False)
-            assert (good.fate, good.token_is_dead) == (Fate.ACCEPTED, False)
+            assert (dead.outcome, dead.token_is_dead) == (SendOutcome.REFUSED, True)
+            assert (bad.outcome, bad.token_is_dead) == (SendOutcome.REFUSED, False)
+            assert (good.outcome, good.token_is_dead) == (SendOutcome.ACCEPTED, False)
             assert dead.code
             assert bad.code
             assert dead.error
@@ -121,7 +126,7 @@ class ProviderSuite:
             provider = world.provider()
             (result,) = await send(provider, messages(["later-token"]))
             await provider.close()
-            assert (result.fate, result.retry_after) == (Fate.AGAIN, 7)
+            assert (result.outcome, result.retry_after) == (SendOutcome.RETRY, 7)
             assert world.received() == {}
 
         run(body)
@@ -133,7 +138,7 @@ class ProviderSuite:
             provider = world.provider(timeout=1.5)
             (result,) = await send(provider, messages(["lost-token"]))
             await provider.close()
-            assert result.fate is Fate.UNKNOWN
+            assert result.outcome is SendOutcome.UNKNOWN
             assert len(world.received().get("lost-token", [])) == (0 if behavior == "HANG" else 1)
 
         run(body)
@@ -145,7 +150,7 @@ class ProviderSuite:
             await send(provider, messages(["lost-token"]))
             results = await send(provider, messages(tokens(50)))
             await provider.close()
-            assert {result.fate for result in results} == {Fate.ACCEPTED}
+            assert {result.outcome for result in results} == {SendOutcome.ACCEPTED}
 
         run(body)
 
@@ -160,7 +165,10 @@ class ProviderSuite:
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await sending
-            assert {index: result.fate for index, result in results.items()} == {0: Fate.ACCEPTED, 1: Fate.UNKNOWN}
+            assert {index: result.outcome for index, result in results.items()} == {
+                0: SendOutcome.ACCEPTED,
+                1: SendOutcome.UNKNOWN,
+            }
             await provider.close()
 
         run(body)
@@ -170,7 +178,7 @@ class ProviderSuite:
             provider = world.provider()
             for _ in range(2):
                 results = await send(provider, messages(tokens(2)))
-                assert {result.fate for result in results} == {Fate.ACCEPTED}
+                assert {result.outcome for result in results} == {SendOutcome.ACCEPTED}
                 await provider.close()
 
         run(body)

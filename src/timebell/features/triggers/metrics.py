@@ -15,7 +15,7 @@ ITEMS = "timebell_source_items_total"
 REFRESHES = "timebell_connection_refreshes_total"
 COUNTERS: Mapping[str, Sequence[str]] = {
     SCANS: ("ok", "failed", "unauthorized", "orphaned"),
-    ITEMS: ("changed", "same", "stale", "unusable"),
+    ITEMS: ("changed", "unchanged", "stale", "unusable"),
     REFRESHES: ("ok", "failed", "unauthorized"),
 }
 
@@ -29,7 +29,7 @@ def definitions() -> Mapping[str, MetricDefinition]:
         ITEMS: MetricDefinition(
             "counter",
             ("outcome",),
-            "Source items this node received or read: changed, same, stale, unusable.",
+            "Source items this node received or read: changed, unchanged, stale, unusable.",
         ),
         REFRESHES: MetricDefinition(
             "counter", ("outcome",), "Token renewals of connections: ok, failed (possibly transient), unauthorized."
@@ -43,6 +43,6 @@ def definitions() -> Mapping[str, MetricDefinition]:
 def record_changes(counters: Counters, summary: ChangeSummary) -> None:
     """Count the outcomes of item changes."""
     items = counters.of_features[ITEMS]
-    for outcome in ("changed", "same", "stale"):
+    for outcome in ("changed", "unchanged", "stale"):
         items.add(outcome, by=getattr(summary, outcome))
     items.add("unusable", by=len(summary.rejected))

@@ -74,7 +74,8 @@ class Lease:
 def announce(tx: Transaction, node: Node) -> bool:
     """Insert or update the row of a node; return whether it was requested to drain."""
     values = {
-        "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _encode_routes(node.routes),
+        "name": node.name, "version": node.version, "tzdata": node.tzdata,
+        "routes": orjson.dumps(node.routes.to_json()).decode(),
         "heartbeat": node.heartbeat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
         "running": node.running, "clock_ahead": node.clock_ahead,
     }  # fmt: skip
@@ -97,7 +98,7 @@ def list_nodes(tx: Transaction) -> list[Node]:
             row.name,
             row.version,
             row.tzdata,
-            _decode_routes(row.routes),
+            Routes.from_json(orjson.loads(row.routes)),
             row.heartbeat,
             row.started_at,
             row.seen_at,
@@ -207,12 +208,3 @@ def save_alerts(tx: Transaction, alerts: Mapping[str, str]) -> bool:
     text = orjson.dumps(alerts).decode()
     tx.execute(update(leases).where(leases.c.name == LEADER).values(alerts=text if alerts else None))
     return True
-
-
-def _encode_routes(routes: Routes) -> str:
-    return orjson.dumps(routes.sql_params()).decode()
-
-
-def _decode_routes(text: str) -> Routes:
-    read = orjson.loads(text)
-    return Routes(frozenset(read["exact"]), frozenset(read["prefixes"]), read["everything"])

@@ -38,7 +38,7 @@ def upsert_target(
 ) -> NamedTarget:
     """Store a target; identical options are not an edit. A new target gets `signing_secret`, if there is one.
 
-    Raises Conflict (TARGET_EXISTS, TARGET_KIND_FIXED), InvalidInput (SIGNING_SECRET_KEPT), NotFound, Refused.
+    Raises Conflict (TARGET_EXISTS, TARGET_KIND_FIXED), InvalidInput (SIGNING_SECRET_FIXED), NotFound, Refused.
     """
     tenant_id, name, options = target.tenant_id, target.name, encode(target.options, "options")
     row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
@@ -67,7 +67,7 @@ def upsert_target(
     if signing_secret is not None:
         raise InvalidInput(
             f"The target {name!r} already has a signing secret.",
-            code="SIGNING_SECRET_KEPT",
+            code="SIGNING_SECRET_FIXED",
             fix="Rotate it: timebell target rotate-secret.",
         )
     if orjson.loads(row.options) != orjson.loads(options):
@@ -130,7 +130,7 @@ def rotate_signing_secret(
 ) -> NamedTarget | None:
     """Add a new signing secret; earlier ones stay valid for `overlap` at most. None for an unknown target.
 
-    Raises Conflict (SIGNING_SECRETS_MANY), InvalidInput (TARGET_UNSIGNED).
+    Raises Conflict (TOO_MANY_SIGNING_SECRETS), InvalidInput (TARGET_UNSIGNED).
     """
     row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
@@ -143,8 +143,9 @@ def rotate_signing_secret(
     valid = [one for one in expiring if one["until"] > to_micros(now)]
     if len(valid) >= MAX_SIGNING_SECRETS:
         raise Conflict(
-            f"The target {name!r} has {len(valid)} valid signing secrets, the maximum.", code="SIGNING_SECRETS_MANY",
-            existing=name, fix="Wait until one expires, or rotate with an overlap of 0, which expires them now.",
+            f"The target {name!r} has {len(valid)} valid signing secrets, the maximum.",
+            code="TOO_MANY_SIGNING_SECRETS", existing=name,
+            fix="Wait until one expires, or rotate with an overlap of 0, which expires them now.",
         )  # fmt: skip
     cipher = secrets.get_or_create_cipher(tx, keyring, tenant_id, now)
     new_secret = _encrypt_signing_secret(

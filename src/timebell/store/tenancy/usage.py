@@ -130,5 +130,5 @@ def _count_up_to(tx: Transaction, rows: Select[tuple[str]], limit: int) -> int:
 def _limit_reached(tenant_id: str, name: str, allowed: int, retry_after: float | None = None) -> LimitReached:
     return LimitReached(
         f"Tenant {tenant_id} has reached its limit {name} ({allowed:,}).", retry_after=retry_after,
-        fix="Delete some, wait, or request a higher limit.", limit={"name": name, "most": allowed},
+        fix="Delete some, wait, or request a higher limit.", limit={"name": name, "max": allowed},
     )  # fmt: skip

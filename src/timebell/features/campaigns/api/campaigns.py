@@ -112,7 +112,7 @@ class CampaignOut(ResponseBody):
     job_id: str | None
     counts: dict[str, int]
     total_sent: int
-    left_out: dict[str, int]
+    excluded: dict[str, int]
     opened: int
     expected: int | None
     created_at: Instant | None
@@ -168,7 +168,7 @@ class TimetableOut(ResponseBody):
     """Planned send times per time zone, for the devices registered now."""
 
     zones: list[dict[str, Json]]
-    left_out: list[dict[str, Json]]
+    excluded: list[dict[str, Json]]
     recipients: int
 
 
@@ -183,7 +183,7 @@ def render_campaign(campaign: Campaign) -> dict[str, Any]:
             "pending": counts.pending, "accepted": counts.accepted, "refused": counts.refused,
             "unknown": counts.unknown, "unsent": campaign.unsent,
         },
-        "totalSent": campaign.accepted, "leftOut": campaign.excluded, "opened": campaign.opened,
+        "totalSent": campaign.accepted, "excluded": campaign.excluded, "opened": campaign.opened,
         "expected": campaign.expected,
         "createdAt": format_utc(campaign.created_at), "createdBy": campaign.created_by,
         "updatedAt": format_utc(campaign.updated_at),
@@ -232,7 +232,7 @@ async def _create_recurring(
     return json_response({
         **message, "id": schedule.id, "scheduleId": schedule.id, "name": schedule.name, "state": "pending",
         "reason": None, "sendAt": format_utc(schedule.next_fire_at), "timezone": schedule.timezone, "jobId": None,
-        "counts": {}, "totalSent": 0, "leftOut": {}, "opened": 0, "expected": None,
+        "counts": {}, "totalSent": 0, "excluded": {}, "opened": 0, "expected": None,
         "createdAt": format_utc(schedule.created_at), "createdBy": schedule.created_by,
         "updatedAt": format_utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None,
         "actualSendEnd": None,
@@ -382,7 +382,7 @@ async def get_campaign_timetable(id: Id, ctx: Context) -> Response:
     excluded = [
         {"timezone": zone, "why": reason.value, "recipients": count} for (zone, reason), count in plan.excluded.items()
     ]
-    return json_response({"zones": zones, "leftOut": excluded, "recipients": sum(chunk.size for chunk in plan.chunks)})
+    return json_response({"zones": zones, "excluded": excluded, "recipients": sum(chunk.size for chunk in plan.chunks)})
 
 
 @routes.get("/campaigns/{id}/deliveries", response_model=CampaignRows, **read_route())

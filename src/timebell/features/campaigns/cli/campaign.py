@@ -109,7 +109,7 @@ def preview(id: CampaignId, output: Output = None) -> None:
     line(json.dumps(request, indent=2, ensure_ascii=False))
     for row in plan["zones"]:
         line(f"{row['first']} to {row['last']}  {row['timezone']:<24} {row['recipients']:>12,}")
-    for row in plan["leftOut"]:
+    for row in plan["excluded"]:
         line(f"left out ({row['why']})  {row['timezone']:<24} {row['recipients']:>12,}")
 
 
@@ -221,7 +221,7 @@ def _print_campaign(record: Mapping[str, Any], output_format: str) -> None:
     facts = {
         "name": record["name"], "why": record["reason"], "title": record.get("title"),
         "send at": f"{record['sendAt']} ({record['timezone']})", "filters": record.get("filters") or None,
-        "left out": ", ".join(f"{count:,} {why}" for why, count in record["leftOut"].items()) or None,
+        "left out": ", ".join(f"{count:,} {why}" for why, count in record["excluded"].items()) or None,
         "started": record["actualSendStart"], "ended": record["actualSendEnd"], "schedule": record["scheduleId"],
     }  # fmt: skip
     for name, value in facts.items():

@@ -56,7 +56,7 @@ class Campaigns:
 
         `message` has the camelCase fields of POST /campaigns: title, body, data, filters, chunkSize, chunkDelayMs and
         so on. Raises InvalidInput (INVALID_CAMPAIGN, CONSENT_FILTER_MISSING, INVALID_PUSH_MESSAGE,
-        PUSH_MESSAGE_TOO_LARGE, TOPIC_UNKNOWN, ...), InThePast.
+        PUSH_MESSAGE_TOO_LARGE, UNKNOWN_TOPIC, ...), InThePast.
         """
         await self._ensure_open()
         now = self._clock.now()

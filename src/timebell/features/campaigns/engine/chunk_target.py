@@ -15,7 +15,7 @@ from timebell.features.campaigns.engine.content import build_content
 from timebell.features.campaigns.engine.external_audience import AudienceReader
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
 from timebell.features.campaigns.push.message import EncodedContent, Message
-from timebell.features.campaigns.push.provider import Fate, PushResult
+from timebell.features.campaigns.push.provider import PushResult, SendOutcome
 from timebell.features.campaigns.push.target import PushTarget
 from timebell.features.campaigns.store import campaigns, chunks, devices
 from timebell.features.campaigns.store.chunks import DeliveryResult, OpenedChunk, Recipient
@@ -49,7 +49,7 @@ class CampaignTarget:
         self._wake_worker = wake_worker
         self._now = now
         self.messages = LabeledCounter()
-        """Number of messages by fate; replaced by the node's counter in `wiring`."""
+        """Number of messages by outcome; replaced by the node's counter in `wiring`."""
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Reject all options: the target has none."""
@@ -129,7 +129,7 @@ class CampaignTarget:
         except InvalidInput as error:
             return Outcome.failed(error.code, error.message, retryable=False)
         self._wake_worker()
-        return Outcome.ok({"campaignId": delivery.job_id, "made": created})
+        return Outcome.ok({"campaignId": delivery.job_id, "created": created})
 
     async def close(self) -> None:
         """Do nothing: the push target closes the provider."""
@@ -141,12 +141,14 @@ class CampaignTarget:
             result = results.get(index)
             if (
                 result is None
-                or result.fate is Fate.AGAIN
-                or (result.fate is Fate.UNKNOWN and not _leaves_unknown(opened))
+                or result.outcome is SendOutcome.RETRY
+                or (result.outcome is SendOutcome.UNKNOWN and not _leaves_unknown(opened))
             ):
                 unsent.append(result)
             else:
-                final.append(DeliveryResult(recipient, result.fate.value, result.code, result.id, result.token_is_dead))
+                final.append(
+                    DeliveryResult(recipient, result.outcome.value, result.code, result.id, result.token_is_dead)
+                )
         uncounted = all(result is None or result.uncounted for result in unsent)
         received_at = self._now()
         chunk_key = (str(delivery.payload["campaignId"]), opened.number, delivery.attempt)
@@ -168,8 +170,8 @@ class CampaignTarget:
                 await _sleep(RETRY_DELAY_SECONDS)
         self._wake_worker()
         counts = Counter(result.state for result in final)
-        for fate, count in (*counts.items(), (Fate.AGAIN.value, len(unsent))):
-            self.messages.add(fate, by=count)
+        for outcome, count in (*counts.items(), (SendOutcome.RETRY.value, len(unsent))):
+            self.messages.add(outcome, by=count)
         first, last = opened.recipients[0], opened.recipients[-1]
         campaign = opened.campaign
         summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))

@@ -73,7 +73,7 @@ class AudienceReader:
     async def refresh(self, tenant_id: str, name: str) -> Audience:
         """Refresh an audience, or continue an interrupted refresh.
 
-        Raises NotFound (AUDIENCE_NOT_FOUND), InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_REPEATS), Refused.
+        Raises NotFound (AUDIENCE_NOT_FOUND), InvalidInput (AUDIENCE_UNREADABLE, DUPLICATE_AUDIENCE_KEY), Refused.
         """
         audience = await self._store.run(audiences.find_audience, tenant_id, name)
         if audience is None:
@@ -90,7 +90,7 @@ class AudienceReader:
             keys = [_to_plain_value(row[source.key]) for row in rows]
             if len(set(keys)) < len(keys) or current.cursor in keys:
                 raise InvalidInput(
-                    f"The query returns two rows with the same {source.key}.", code="AUDIENCE_KEY_REPEATS",
+                    f"The query returns two rows with the same {source.key}.", code="DUPLICATE_AUDIENCE_KEY",
                     fix="Choose a key that is unique in the result.",
                 )  # fmt: skip
             if not rows:

@@ -23,7 +23,7 @@ from timebell.features.campaigns.push.google import ServiceAccount, TokenUnavail
 from timebell.features.campaigns.push.http2 import UNPROCESSED, Headers, Http2Connection, RequestFailure
 from timebell.features.campaigns.push.message import Message
 from timebell.features.campaigns.push.pace import Pace
-from timebell.features.campaigns.push.provider import Fate, OnResult, PushResult
+from timebell.features.campaigns.push.provider import OnResult, PushResult, SendOutcome
 
 log = logging.getLogger("timebell.push")
 
@@ -116,7 +116,9 @@ class FcmProvider:
             self._token = await self._account.token()
         except TokenUnavailable as error:
             retry_after = None if error.permanent else CONNECT_RETRY_SECONDS
-            result = PushResult(Fate.AGAIN, code="FCM_TOKEN_UNAVAILABLE", error=str(error), retry_after=retry_after)
+            result = PushResult(
+                SendOutcome.RETRY, code="FCM_TOKEN_UNAVAILABLE", error=str(error), retry_after=retry_after
+            )
             for index in range(len(messages)):
                 on_result(index, result)
             return
@@ -160,7 +162,9 @@ class FcmProvider:
             self._pace = Pace(self._per_minute, now)
         if (pause := self._pace.paused_until - now) > MAX_QUEUE_SECONDS:
             error = "FCM requested a pause."
-            self._fail_queued(PushResult(Fate.AGAIN, code="PACED", error=error, retry_after=pause, uncounted=True))
+            self._fail_queued(
+                PushResult(SendOutcome.RETRY, code="PACED", error=error, retry_after=pause, uncounted=True)
+            )
             return
         capacity = sum(connection.capacity for connection in self._active_connections)
         if capacity < len(self._queue):
@@ -208,19 +212,19 @@ class FcmProvider:
             self._report(
                 item,
                 PushResult(
-                    Fate.AGAIN,
+                    SendOutcome.RETRY,
                     code="STREAM_REFUSED",
                     error="FCM refused the stream repeatedly.",
                     retry_after=CONNECT_RETRY_SECONDS,
                 ),
             )
         elif isinstance(result, RequestFailure):
-            self._report(item, PushResult(Fate.UNKNOWN, code=result.code, error=result.reason))
+            self._report(item, PushResult(SendOutcome.UNKNOWN, code=result.code, error=result.reason))
         else:
             self._handle_result(item, parse_response(result.status, result.headers, result.body, self._now()))
 
     def _handle_result(self, item: _Item, result: PushResult) -> None:
-        if result.fate is Fate.AGAIN:
+        if result.outcome is SendOutcome.RETRY:
             if result.code == "UNAUTHENTICATED":
                 self._account.invalidate(item.token)
                 if item.sends < 2:
@@ -237,7 +241,7 @@ class FcmProvider:
             try:
                 self._token = await self._account.token()
             except TokenUnavailable as error:
-                self._report(item, PushResult(Fate.AGAIN, code="FCM_TOKEN_UNAVAILABLE", error=str(error)))
+                self._report(item, PushResult(SendOutcome.RETRY, code="FCM_TOKEN_UNAVAILABLE", error=str(error)))
                 return
             self._queue.append(item)
             self._send_queued()
@@ -266,7 +270,9 @@ class FcmProvider:
             if item.batch is not None and item.sends:
                 self._report(
                     item,
-                    PushResult(Fate.UNKNOWN, code="CANCELLED", error="The attempt was cancelled before FCM answered."),
+                    PushResult(
+                        SendOutcome.UNKNOWN, code="CANCELLED", error="The attempt was cancelled before FCM answered."
+                    ),
                 )
             item.batch = None
 
@@ -312,7 +318,7 @@ class FcmProvider:
         if not self._active_connections:
             error = f"No connection to {self._authority}: {reason}."
             self._fail_queued(
-                PushResult(Fate.AGAIN, code="CONNECT_FAILED", error=error, retry_after=CONNECT_RETRY_SECONDS)
+                PushResult(SendOutcome.RETRY, code="CONNECT_FAILED", error=error, retry_after=CONNECT_RETRY_SECONDS)
             )
 
     def _fail_queued(self, result: PushResult, queued_before: float | None = None) -> None:
@@ -330,7 +336,8 @@ class FcmProvider:
         now = asyncio.get_running_loop().time()
         error = "The quota left no capacity in time."
         self._fail_queued(
-            PushResult(Fate.AGAIN, code="PACED", error=error, retry_after=2.0, uncounted=True), now - MAX_QUEUE_SECONDS
+            PushResult(SendOutcome.RETRY, code="PACED", error=error, retry_after=2.0, uncounted=True),
+            now - MAX_QUEUE_SECONDS,
         )
         for connection in list(self._active_connections):
             if connection.streams:

@@ -12,14 +12,14 @@ from typing import Any
 
 import orjson
 
-from timebell.features.campaigns.push.provider import Fate, PushResult
+from timebell.features.campaigns.push.provider import PushResult, SendOutcome
 from timebell.targets.base import parse_retry_after
 
 QUOTA_PAUSE = 60.0
 """Pause in seconds after QUOTA_EXCEEDED without Retry-After: the length of FCM's quota window."""
 UNAVAILABLE_PAUSE = 10.0
 """The minimum pause in seconds that FCM requires before a retry."""
-UNREADABLE_CODE = "FCM_ANSWER_UNREADABLE"
+UNREADABLE_CODE = "FCM_RESPONSE_UNREADABLE"
 
 
 def parse_response(status: int, headers: Mapping[str, str], body: bytes, now: datetime) -> PushResult:
@@ -32,8 +32,8 @@ def parse_response(status: int, headers: Mapping[str, str], body: bytes, now: da
     if status == 200:
         name = response.get("name")
         if isinstance(name, str):
-            return PushResult(Fate.ACCEPTED, id=name.rpartition("/")[2])
-        return PushResult(Fate.UNKNOWN, code=UNREADABLE_CODE, error="FCM answered 200 without a message name.")
+            return PushResult(SendOutcome.ACCEPTED, id=name.rpartition("/")[2])
+        return PushResult(SendOutcome.UNKNOWN, code=UNREADABLE_CODE, error="FCM answered 200 without a message name.")
     error = response.get("error")
     error = error if isinstance(error, dict) else {}
     message = str(error.get("message", ""))[:200]
@@ -49,24 +49,24 @@ def _result_for_code(
 ) -> PushResult:
     match code:
         case "UNREGISTERED":
-            return PushResult(Fate.REFUSED, code=code, error=description, token_is_dead=True)
+            return PushResult(SendOutcome.REFUSED, code=code, error=description, token_is_dead=True)
         case "INVALID_ARGUMENT":
-            return PushResult(Fate.REFUSED, code=code, error=description, token_is_dead=_blames_token(error))
+            return PushResult(SendOutcome.REFUSED, code=code, error=description, token_is_dead=_blames_token(error))
         case "SENDER_ID_MISMATCH" | "THIRD_PARTY_AUTH_ERROR" | "PERMISSION_DENIED" | "NOT_FOUND" | "REFUSED":
-            return PushResult(Fate.REFUSED, code=code, error=description)
+            return PushResult(SendOutcome.REFUSED, code=code, error=description)
         case "QUOTA_EXCEEDED":
             pause = QUOTA_PAUSE if retry_delay is None else retry_delay
-            return PushResult(Fate.AGAIN, code=code, error=description, retry_after=pause, uncounted=True)
+            return PushResult(SendOutcome.RETRY, code=code, error=description, retry_after=pause, uncounted=True)
         case "UNAVAILABLE":
             return PushResult(
-                Fate.AGAIN,
+                SendOutcome.RETRY,
                 code=code,
                 error=description,
                 retry_after=UNAVAILABLE_PAUSE if retry_delay is None else retry_delay,
             )
         case "UNAUTHENTICATED":
-            return PushResult(Fate.AGAIN, code=code, error=description)
-    return PushResult(Fate.UNKNOWN, code=code, error=description)
+            return PushResult(SendOutcome.RETRY, code=code, error=description)
+    return PushResult(SendOutcome.UNKNOWN, code=code, error=description)
 
 
 def _fcm_code(error: dict[str, Any]) -> str | None:

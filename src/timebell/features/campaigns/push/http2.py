@@ -314,7 +314,7 @@ class Http2Connection(asyncio.Protocol):
             self._finish_stream(stream_id, Response(stream.status, stream.headers, stream.body))
         elif len(stream.body) > MAX_BODY_BYTES:
             self._send_buffer += _encode_frame(RST_STREAM, 0, stream_id, CANCEL.to_bytes(4, "big"))
-            self._finish_stream(stream_id, RequestFailure("FCM_ANSWER_UNREADABLE", "The response is too long."))
+            self._finish_stream(stream_id, RequestFailure("FCM_RESPONSE_UNREADABLE", "The response is too long."))
 
     def _on_goaway(self, last: int) -> None:
         self.draining = True

@@ -14,14 +14,14 @@ from typing import Protocol
 from timebell.features.campaigns.push.message import Message
 
 
-class Fate(StrEnum):
+class SendOutcome(StrEnum):
     """The outcome of sending a message."""
 
     ACCEPTED = "accepted"
     """The provider accepted it and assigned an id."""
     REFUSED = "refused"
     """It will never be delivered; do not retry."""
-    AGAIN = "again"
+    RETRY = "retry"
     """It was not delivered; retry later."""
     UNKNOWN = "unknown"
     """It may have been delivered: the response was lost, or was an error that leaves the outcome open."""
@@ -31,11 +31,11 @@ class Fate(StrEnum):
 class PushResult:
     """The result of one message: an `id` if accepted, otherwise a `code` (UPPER_SNAKE) and an `error`.
 
-    `retry_after`: seconds to wait (AGAIN). `token_is_dead`: remove the token (REFUSED). `uncounted`: the message only
-    waited for quota or in the queue, so the retry uses no attempt of the budget (AGAIN).
+    `retry_after`: seconds to wait (RETRY). `token_is_dead`: remove the token (REFUSED). `uncounted`: the message only
+    waited for quota or in the queue, so the retry uses no attempt of the budget (RETRY).
     """
 
-    fate: Fate
+    outcome: SendOutcome
     id: str | None = None
     code: str | None = None
     error: str | None = None

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from timebell.errors import InvalidInput, Refused
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.push.message import Content, EncodedContent, Message, RecipientKind
-from timebell.features.campaigns.push.provider import Fate, Provider, PushResult
+from timebell.features.campaigns.push.provider import Provider, PushResult, SendOutcome
 from timebell.model import mapping
 from timebell.model.mapping import FieldMapping
 from timebell.targets import bodies
@@ -44,7 +44,7 @@ TEMPLATE_OPTIONS = (
 )
 OPTIONS = (*TEMPLATE_OPTIONS, "fields", "unknown")
 SAMPLE_DEVICE = "the-token-of-a-device"
-FINAL_FATES = (Fate.ACCEPTED, Fate.REFUSED)
+FINAL_OUTCOMES = (SendOutcome.ACCEPTED, SendOutcome.REFUSED)
 MIN_SNOOZE_SECONDS = 1.0
 
 
@@ -267,73 +267,76 @@ class _ChunkResults:
     def __init__(self, delivery: Delivery, size: int, *, leave_unknown: bool, user: _UserDevices | None = None) -> None:
         self._leave_unknown = leave_unknown
         self._user = user
-        self._fates: list[dict[str, Any] | None] = [None] * size
+        self._outcomes: list[dict[str, Any] | None] = [None] * size
         self._results: dict[int, PushResult] = {}
         self._restore_progress(delivery, size)
         for index in () if user is None else user.removed:
-            self._fates[index] = self._final_fate(index) or {"fate": "refused", "code": "DEVICE_REMOVED"}
+            self._outcomes[index] = self._final_outcome(index) or {"outcome": "refused", "code": "DEVICE_REMOVED"}
         for index in () if user is None else user.already_notified:
-            self._fates[index] = self._final_fate(index) or {"fate": "accepted", "code": "ACCEPTED_BEFORE"}
-        settled = [*FINAL_FATES, Fate.UNKNOWN] if leave_unknown else FINAL_FATES
-        self.unsettled = [n for n, fate in enumerate(self._fates) if fate is None or fate["fate"] not in settled]
+            self._outcomes[index] = self._final_outcome(index) or {"outcome": "accepted", "code": "ALREADY_ACCEPTED"}
+        settled = [*FINAL_OUTCOMES, SendOutcome.UNKNOWN] if leave_unknown else FINAL_OUTCOMES
+        self.unsettled = [
+            n for n, outcome in enumerate(self._outcomes) if outcome is None or outcome["outcome"] not in settled
+        ]
 
     def _restore_progress(self, delivery: Delivery, size: int) -> None:
         earlier = delivery.previous_attempts
         last_delivered = max((n for n, line in enumerate(earlier, 1) if line.get("code") is None), default=0)
         earlier = earlier[last_delivered:]  # a manual retry of a delivered job starts again
         with_progress = [line for line in earlier if "progress" in line]
-        if with_progress and len(fates := with_progress[-1]["progress"]["targets"]) == size:
-            self._fates = list(fates)
+        if with_progress and len(outcomes := with_progress[-1]["progress"]["targets"]) == size:
+            self._outcomes = list(outcomes)
         later = earlier[earlier.index(with_progress[-1]) + 1 :] if with_progress else earlier
         if any(line.get("code") == "LEASE_LOST" for line in later):  # the node may have died while sending
-            unknown = {"fate": Fate.UNKNOWN.value, "code": "LEASE_LOST"}
-            self._fates = [
-                fate if fate is not None and fate["fate"] in FINAL_FATES else dict(unknown) for fate in self._fates
+            unknown = {"outcome": SendOutcome.UNKNOWN.value, "code": "LEASE_LOST"}
+            self._outcomes = [
+                outcome if outcome is not None and outcome["outcome"] in FINAL_OUTCOMES else dict(unknown)
+                for outcome in self._outcomes
             ]
 
     def record(self, index: int, result: PushResult) -> None:
         """Record the result of a recipient: the provider's `on_result`."""
         fields = {
-            "fate": result.fate.value,
+            "outcome": result.outcome.value,
             "id": result.id,
             "code": result.code,
             "remove": result.token_is_dead or None,
         }
         self._results[index] = result
-        self._fates[index] = {name: value for name, value in fields.items() if value is not None}
+        self._outcomes[index] = {name: value for name, value in fields.items() if value is not None}
 
     def progress(self) -> dict[str, Any]:
-        """Return JSON: the count of each fate, and the fate of each recipient in order (null: never sent)."""
-        fields = {**self._counts(), "targets": self._fates}
+        """Return JSON: the count of each outcome, and the outcome of each recipient in order (null: never sent)."""
+        fields = {**self._counts(), "targets": self._outcomes}
         return fields if self._user is None else {**fields, "devices": self._user.ids}
 
     def accepted_indexes(self) -> list[int]:
         """Return the indexes of recipients accepted in this attempt."""
-        return [index for index, result in self._results.items() if result.fate is Fate.ACCEPTED]
+        return [index for index, result in self._results.items() if result.outcome is SendOutcome.ACCEPTED]
 
     def dead_token_indexes(self) -> list[int]:
         """Return the indexes of recipients with a dead token."""
         return [index for index, result in self._results.items() if result.token_is_dead]
 
-    def _final_fate(self, index: int) -> dict[str, Any] | None:
-        fate = self._fates[index]
-        return fate if fate is not None and fate["fate"] in FINAL_FATES else None
+    def _final_outcome(self, index: int) -> dict[str, Any] | None:
+        outcome = self._outcomes[index]
+        return outcome if outcome is not None and outcome["outcome"] in FINAL_OUTCOMES else None
 
     def summary(self) -> str:
         """Return the counts as text: `498 accepted, 2 refused (UNREGISTERED)`."""
         parts = []
-        for fate in Fate:
-            codes = Counter(entry.get("code") for entry in self._with_fate(fate))
+        for outcome in SendOutcome:
+            codes = Counter(entry.get("code") for entry in self._with_outcome(outcome))
             if codes:
                 names = ", ".join(sorted(code for code in codes if code))
-                parts.append(f"{codes.total()} {fate}" + (f" ({names})" if names else ""))
-        unsent = self._fates.count(None)
+                parts.append(f"{codes.total()} {outcome}" + (f" ({names})" if names else ""))
+        unsent = self._outcomes.count(None)
         return ", ".join([*parts, f"{unsent} not sent"] if unsent else parts)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the attempt. Raises Snooze if all remaining messages only wait for quota."""
         counts, summary = self._counts(), f"{self.summary()}."
-        retryable = [result for result in self._results.values() if result.fate is Fate.AGAIN]
+        retryable = [result for result in self._results.values() if result.outcome is SendOutcome.RETRY]
         retries_unknown = bool(counts["unknown"]) and not self._leave_unknown
         if retryable:
             retry_after = max((result.retry_after or 0.0 for result in retryable), default=0.0)
@@ -348,11 +351,11 @@ class _ChunkResults:
             return Outcome.failed("PUSH_UNKNOWN", summary, retryable=False)
         return Outcome.failed("PUSH_REFUSED", summary, retryable=False)
 
-    def _with_fate(self, fate: Fate) -> list[dict[str, Any]]:
-        return [entry for entry in self._fates if entry is not None and entry["fate"] == fate]
+    def _with_outcome(self, outcome: SendOutcome) -> list[dict[str, Any]]:
+        return [entry for entry in self._outcomes if entry is not None and entry["outcome"] == outcome]
 
     def _counts(self) -> dict[str, int]:
-        return {fate.value: len(self._with_fate(fate)) for fate in Fate}
+        return {outcome.value: len(self._with_outcome(outcome)) for outcome in SendOutcome}
 
 
 def _parse_fields(options: Mapping[str, Any]) -> FieldMapping | None:

@@ -45,7 +45,7 @@ c = campaigns.c
 
 
 def create_campaign(tx: Transaction, campaign: Campaign, notify_before: datetime) -> Campaign:
-    """Insert a campaign and the job of its first chunk. Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN)."""
+    """Insert a campaign and the job of its first chunk. Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE)."""
     repository.ensure_tenants(tx, {campaign.tenant_id}, campaign.created_at)
     require_audience(tx, campaign.tenant_id, campaign.plan)
     enqueue_chunk(tx, campaign, earliest_send_at(campaign.plan, campaign.send_at), campaign.created_at, notify_before)
@@ -128,20 +128,20 @@ def create_for_occurrence(
 def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> None:
     """Check that the audience exists and the topic has devices.
 
-    Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN): the campaign would have no recipients.
+    Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE): the campaign would have no recipients.
     """
     audience = plan.filters.audience
     matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
     if audience is not None and tx.execute(select(audiences.c.name).where(matches)).first() is None:
         raise InvalidInput(
             f"There is no audience {audience!r:.60}.",
-            code="AUDIENCE_UNKNOWN",
+            code="UNKNOWN_AUDIENCE",
             fix="Create it first: PUT /audiences/{name}.",
         )
     topic = plan.filters.topic
     if topic is not None and not device_rows.topic_has_devices(tx, tenant_id, topic):
         raise InvalidInput(
-            f"No device is subscribed to the topic {topic!r:.60}.", code="TOPIC_UNKNOWN",
+            f"No device is subscribed to the topic {topic!r:.60}.", code="UNKNOWN_TOPIC",
             fix="Register devices with the topics that their app subscribes to, or omit the topic.",
         )  # fmt: skip
 
@@ -441,7 +441,7 @@ def _campaign_to_row(campaign: Campaign) -> dict[str, Any]:
     return {
         **{name: getattr(campaign, name) for name in _PLAIN_COLUMNS}, "state": campaign.state.value,
         "spec": encode(campaign.plan.to_json(), "campaign"),
-        "lanes": encode([zone.to_json() for zone in campaign.zone_progress]), "left_out": encode(campaign.excluded),
+        "lanes": encode([zone.to_json() for zone in campaign.zone_progress]), "excluded": encode(campaign.excluded),
     }  # fmt: skip
 
 
@@ -452,7 +452,7 @@ def campaign_from_row(row: Row[Any]) -> Campaign:
         id=row.id, tenant_id=row.tenant_id, state=CampaignState(row.state),
         plan=CampaignPlan.from_json(decode(row.spec)),
         zone_progress=[ZoneProgress.from_json(zone) for zone in decode(row.lanes) or []],
-        excluded=decode(row.left_out) or {}, **plain,
+        excluded=decode(row.excluded) or {}, **plain,
     )  # fmt: skip
 
 

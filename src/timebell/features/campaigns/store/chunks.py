@@ -362,7 +362,7 @@ def close_chunk(
         if unsent:
             matches = (deliveries.c.campaign_id == campaign_id) & (deliveries.c.chunk == number)
             still_sending = update(deliveries).where(matches, deliveries.c.state == SENDING)
-            tx.execute(still_sending.values(state=UNSENT, code="TRIES_USED_UP"))
+            tx.execute(still_sending.values(state=UNSENT, code="ATTEMPTS_EXHAUSTED"))
         _finish_chunk(tx, campaign, number, {UNSENT: unsent} if unsent else {}, now)
     rows.save_campaign(tx, campaign, now)
     return try_again

@@ -81,7 +81,7 @@ campaigns = Table(
     Column("started_at", Instant),
     Column("ended_at", Instant),
     # JSON: number of excluded recipients by reason.
-    Column("left_out", Text),
+    Column("excluded", Text),
     # When the recipients of a pinned campaign were fixed, as members of an audience `@id`.
     Column("pinned_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),

@@ -114,9 +114,9 @@ class ItemsSummary(ResponseBody):
     """Outcome of item changes."""
 
     changed: Annotated[int, Field(description="Items with changed fields.")]
-    same: Annotated[int, Field(description="Items with a newer version but equal fields.")]
+    unchanged: Annotated[int, Field(description="Items with a newer version but equal fields.")]
     stale: Annotated[int, Field(description="Changes older than the known version; ignored.")]
-    made: Annotated[int, Field(description="Jobs created. A move counts as one cancelled and one created.")]
+    created: Annotated[int, Field(description="Jobs created. A move counts as one cancelled and one created.")]
     cancelled: Annotated[int, Field(description="Jobs cancelled.")]
     late: Annotated[int, Field(description="Due times past by more than the grace period; no job was created.")]
     unreadable: Annotated[int, Field(description="Items in which a trigger found no valid time or recipient.")]

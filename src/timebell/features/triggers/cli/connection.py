@@ -17,7 +17,7 @@ TokenFile = Annotated[
 
 
 @connection.command()
-def add(
+def create(
     name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that sources refer to.")],
     path: TokenFile = "-",
     token_url: Annotated[

@@ -155,8 +155,8 @@ def delete(name: Name, yes: Yes = False, output: Output = None) -> None:
     _watch_operation(remote, remote.request("DELETE", f"/triggers/{_quote_segment(name)}"))
 
 
-@source.command()
-def add(
+@source.command("create")
+def create_source(
     name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that triggers refer to.")],
     kind: Annotated[str, click_signatures.Option(metavar="webhook|sql|monday", help="Kind of the source.")] = "webhook",
     options: Annotated[

@@ -78,13 +78,13 @@ class Triggers:
     ) -> Source:  # fmt: skip
         """Create a source, or change the options of an existing one, unless `replace=False`.
 
-        Raises InvalidInput (INVALID_NAME, SOURCE_UNKNOWN, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS,
+        Raises InvalidInput (INVALID_NAME, UNKNOWN_SOURCE_KIND, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS,
         SOURCE_KIND_FIXED).
         """
         if kind not in SOURCE_KINDS:
             raise InvalidInput(
                 f"There is no source kind {kind!r:.60}.",
-                code="SOURCE_UNKNOWN",
+                code="UNKNOWN_SOURCE_KIND",
                 fix=f"Use one of {', '.join(SOURCE_KINDS)}.",
             )
         _check_options(kind, options or {})
@@ -135,7 +135,7 @@ class Triggers:
         for start in range(0, len(parsed), ITEM_BATCH_SIZE):
             batch = parsed[start : start + ITEM_BATCH_SIZE]
             total.add(await self._run(connection, planned_firings.apply_changes, source_row, batch, self._clock.now()))
-        if total.made:
+        if total.created:
             self._worker_alarm.wake_threadsafe()
         return total
 

@@ -258,7 +258,7 @@ class SourcePoller:
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         metrics.record_changes(self.node.counters, summary)
-        if summary.made:
+        if summary.created:
             self.node.worker_alarm.wake()
         return summary.rejected
 

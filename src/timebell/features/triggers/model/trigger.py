@@ -383,16 +383,16 @@ class Item:
 class ChangeSummary:
     """The result of applying item changes.
 
-    Items are counted as `changed`, `same` (equal to the stored item) or `stale` (older than the stored item), and as
-    `unreadable` if a trigger could not read an instant. Jobs are counted as `made` (created), `cancelled` (a move
+    Items are counted as `changed`, `unchanged` (equal to the stored item) or `stale` (older than the stored item),
+    and as `unreadable` if a trigger could not read an instant. Jobs are counted as `created`, `cancelled` (a move
     counts as both) or `late` (past by more than the grace, so not created). `rejected` has the reasons of rows that
     cannot be stored; the stored items of these keys are unchanged.
     """
 
     changed: int = 0
-    same: int = 0
+    unchanged: int = 0
     stale: int = 0
-    made: int = 0
+    created: int = 0
     cancelled: int = 0
     late: int = 0
     unreadable: int = 0

@@ -116,7 +116,7 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
             {"source_id": source.id, "key": key, "version": new_version, "fields": fields, "updated_at": to_db(now)}
         )
         if decode(fields) == old_fields and version >= 0:
-            summary.same += 1
+            summary.unchanged += 1
         else:
             summary.changed += 1
             changed_fields[key] = new_fields
@@ -208,7 +208,7 @@ def _apply_plan(
             job.replaces = id_
     observed.cancelled += len(prevented)
     inserted = insert_jobs(tx, list(new.values())) if new else set()
-    observed.made += len(inserted)
+    observed.created += len(inserted)
     if any(job.run_at <= now + NOTIFY_HORIZON for job in new.values()):
         tx.notify()
     rows = []
