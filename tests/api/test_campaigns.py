@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from timebell.store.campaigns import progress
+from timebell.features.campaigns.store import progress
 
 from .web import Web, is_problem
 

@@ -464,9 +464,10 @@ async def _dump(web: Web, store_url: str) -> str:
     """Return every value of every table, and for SQLite the content of the file and its write-ahead log."""
 
     def every(tx: Transaction) -> str:
-        from timebell.store.schema import metadata
+        from timebell.features import FEATURES
+        from timebell.store.metadata import load_tables
 
-        return "\n".join(str(tx.execute(sql(f"SELECT * FROM {table}")).all()) for table in metadata.tables)
+        return "\n".join(str(tx.execute(sql(f"SELECT * FROM {table}")).all()) for table in load_tables(FEATURES).tables)
 
     found = await web.app.store.run(every)
     assert "canary-7" in found

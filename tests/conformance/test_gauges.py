@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from sqlalchemy import select, text
 
+from timebell.features import FEATURES
 from timebell.model.job import Completion, Hold, Job
 from timebell.model.routes import Routes
 from timebell.observe.watchdog import UnrecordedCounter
@@ -39,15 +40,18 @@ GRACE = 10.0
 
 
 async def read(store: Store, at: object = T0, **options: bool) -> gauges.Gauges:
-    return await store.run_autocommit(gauges.read_gauges, at, GRACE, **options)
+    return await store.run_autocommit(gauges.read_gauges, at, GRACE, FEATURES, **options)
 
 
 @stored
 async def test_gauges_of_an_empty_store_are_zero(store: Store) -> None:
     assert await read(store, per_schedule=True) == gauges.Gauges(
         {"pending": 0, "running": 0, "held": 0}, {"active": 0, "paused": 0, "errored": 0}, 0, 0, {"default": 0}, 0.0,
-        0.0, [], {}, 0, {"pending": 0, "running": 0, "paused": 0},
-        sources={"orphaned": 0, "reauthorize": 0, "failing": 0},
+        0.0, [], {}, 0, {
+            "timebell_campaigns": {("pending",): 0, ("running",): 0, ("paused",): 0},
+            "timebell_campaign_remaining": {(): 0},
+            "timebell_sources": {("orphaned",): 0, ("reauthorize",): 0, ("failing",): 0},
+        },
     )  # fmt: skip
 
 

@@ -8,17 +8,25 @@ from typing import Any
 
 from sqlalchemy import select
 
+from timebell.features import FEATURES
+from timebell.features.triggers.model.trigger import (
+    ChangeSummary,
+    ItemChange,
+    Source,
+    Trigger,
+    TriggerRule,
+    parse_offsets,
+)
+from timebell.features.triggers.store import planned_firings, sources, triggers
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
 from timebell.model.schedule import Action
-from timebell.model.trigger import ChangeSummary, ItemChange, Source, Trigger, TriggerRule, parse_offsets
 from timebell.store.cluster import operations
 from timebell.store.jobs import pre_delivery_check
 from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
 from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
-from timebell.store.triggers import planned_firings, sources, triggers
 
 from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
 
@@ -42,7 +50,7 @@ async def trigger(store: Store, name: str = "start", at: datetime = T0, **rule: 
 
 async def scanned(store: Store, at: datetime = T0) -> None:
     for id_ in await store.run(operations.list_running):
-        while await store.run(operations.advance, id_, at) is not None:
+        while await store.run(operations.advance, id_, at, FEATURES) is not None:
             pass
 
 
@@ -61,7 +69,7 @@ async def pending(store: Store) -> list[tuple[str | None, datetime]]:
 
 async def decide_checks(store: Store, *ids: str, at: datetime = HOUR) -> dict[str, Decision]:
     return await store.run(
-        pre_delivery_check.decide, [DeliveryCheck(id_, "default", Kind.TRIGGER, False) for id_ in ids], at
+        pre_delivery_check.decide, [DeliveryCheck(id_, "default", Kind.TRIGGER, False) for id_ in ids], at, {}, FEATURES
     )
 
 
@@ -175,7 +183,7 @@ async def test_a_new_trigger_plans_existing_items(store: Store) -> None:
     await change_item(store, home, 1, "gone", key="449")
     made = await trigger(store)
     (id_,) = await store.run(operations.list_running)
-    assert await store.run(operations.advance, id_, T0) is not None
+    assert await store.run(operations.advance, id_, T0, FEATURES) is not None
     await change_item(store, home, 2, after(hours=5), key="7")  # meanwhile
     await scanned(store)
     done = await store.run(operations.find_operation, "default", id_)
@@ -265,7 +273,9 @@ async def test_a_monthly_quota_allows_exactly_its_limit(store: Store) -> None:
     ids = [(await started(store)).id for _ in range(100)]
     asked = [[DeliveryCheck(id_, "default", "once", False) for id_ in ids[at : at + 10]] for at in range(0, 100, 10)]
     rulings: dict[str, Decision] = {}
-    for found in await asyncio.gather(*(store.run(pre_delivery_check.decide, some, T0) for some in asked)):
+    for found in await asyncio.gather(
+        *(store.run(pre_delivery_check.decide, some, T0, {}, FEATURES) for some in asked)
+    ):
         rulings |= found
     assert sum(one.state is None for one in rulings.values()) == 50
     refused = [one for one in rulings.values() if one.state is not None]
@@ -274,7 +284,9 @@ async def test_a_monthly_quota_allows_exactly_its_limit(store: Store) -> None:
     }
     assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
     passed = next(id_ for id_, one in rulings.items() if one.state is None)
-    again = await store.run(pre_delivery_check.decide, [DeliveryCheck(passed, "default", "once", False)], T0)
+    again = await store.run(
+        pre_delivery_check.decide, [DeliveryCheck(passed, "default", "once", False)], T0, {}, FEATURES
+    )
     assert again[passed].state is None  # charged once, however many attempts it has
     assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
 
@@ -286,9 +298,11 @@ async def test_a_month_starts_in_the_zone_of_the_tenant(store: Store) -> None:
     late, early = datetime.fromisoformat("2027-03-31T10:59:59Z"), datetime.fromisoformat("2027-03-31T11:00:00Z")
     for at, month in ((late, "2027-03"), (early, "2027-04")):
         attempt = await started(store)
-        assert (await store.run(pre_delivery_check.decide, [DeliveryCheck(attempt.id, "default", "once", False)], at))[
-            attempt.id
-        ].state is None
+        assert (
+            await store.run(
+                pre_delivery_check.decide, [DeliveryCheck(attempt.id, "default", "once", False)], at, {}, FEATURES
+            )
+        )[attempt.id].state is None
         found = await store.run(monthly_quota.get_monthly_usage, "default", at)
         assert (found.month, found.used, found.timezone) == (month, 1, "Pacific/Auckland")
     assert (await store.run(monthly_quota.get_monthly_usage, "default", late)).ends_at == early
@@ -330,7 +344,7 @@ async def test_erasure_removes_an_owner_from_items_and_firings(store: Store) -> 
     await change_item(store, home, 1, HOUR, users=["ana", "bo"], note="both")
     await change_item(store, home, 1, HOUR, key="43", users="ana", note="hers")
     await change_item(store, home, 1, HOUR, key="44", users=["joana"], note="of somebody else")
-    erased = await store.run(erasure.erase, "default", "ana", T0)
+    erased = await store.run(erasure.erase, "default", "ana", T0, FEATURES)
     assert (erased.prevented, erased.items) == (2, 2)
     known = {one.key: one.fields for one in await store.run(sources.list_items, home.id, 10, None)}
     assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}

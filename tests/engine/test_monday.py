@@ -13,10 +13,10 @@ from tests.monday_stand_in import Monday
 from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
-from timebell.model.trigger import WebhookNotice
-from timebell.store.triggers import webhook_changes
-from timebell.triggers import create_adapter
-from timebell.triggers.monday import Board, parse_column_value
+from timebell.features.triggers.model.trigger import WebhookNotice
+from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources.monday import Board, parse_column_value
+from timebell.features.triggers.store import webhook_changes
 
 from .test_sql_sources import soon, until
 

@@ -16,21 +16,25 @@ from tests.engine.world import World, after, engine, virtual
 from timebell import Arrived, Cancel, Every, JobSpec, Snooze, Timebell
 from timebell.engine.planner import Planner
 from timebell.engine.service import Service
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.observe.counters import MAX_SERIES, Counters, Histogram, LabeledCounter
-from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
+from timebell.observe.metrics import NodeFacts, Snapshot, collect_definitions
 from timebell.store.cluster import gauges
 from timebell.store.schema import finished
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 
+METRICS = collect_definitions(FEATURES)
 FACTS = NodeFacts("1.2.3", "2026a", True, 0.25, 3, 513)
 Series = dict[tuple[str, ...], float]
 
 
 async def take_snapshot(app: Timebell, service: Service, *, labelled: bool = False) -> Snapshot:
-    read = await app.store.run_autocommit(gauges.read_gauges, app.clock.now(), 10.0, per_schedule=labelled)
-    return Snapshot(service.node.counters, FACTS, read, labelled)
+    read = await app.store.run_autocommit(
+        gauges.read_gauges, app.clock.now(), 10.0, app.features, per_schedule=labelled
+    )
+    return Snapshot(service.node.counters, FACTS, read, labelled, app.features)
 
 
 def text(snapshot: Snapshot) -> str:
@@ -212,7 +216,7 @@ def test_both_formats_have_the_same_values_and_escaped_labels() -> None:
     counters.fires.add(topic, "", by=7)
     counters.run_durations.observe(0.5, topic)
     counters.run_durations.observe(1e22, topic)
-    snapshot = Snapshot(counters, FACTS, None, False)
+    snapshot = Snapshot(counters, FACTS, None, labeled=False, features=())
     open_metrics = choose_encoder("application/openmetrics-text")[0](snapshot).decode()
     for families in (text_string_to_metric_families(text(snapshot)), open_families(open_metrics)):
         read = {family.name: family for family in families}
@@ -228,7 +232,7 @@ def test_both_formats_have_the_same_values_and_escaped_labels() -> None:
 
 
 def test_node_metrics_are_exported_without_the_database() -> None:
-    snapshot = Snapshot(Counters(), FACTS, None, False)
+    snapshot = Snapshot(Counters.for_features(FEATURES), FACTS, None, False, FEATURES)
     assert series(snapshot, "timebell_database_up") == {(): 0}
     assert series(snapshot, "timebell_leader") == {(): 1}
     assert not series(snapshot, "timebell_jobs")

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from timebell.errors import InvalidInput
-from timebell.targets.push.fcm import FcmProvider
-from timebell.targets.push.message import Content, EncodedContent, Message
-from timebell.targets.push.provider import PushResult, SendOutcome
-from timebell.testing.push_providers import NOW, messages, run, send, tokens
+from timebell.features.campaigns.push.fcm import FcmProvider
+from timebell.features.campaigns.push.message import Content, EncodedContent, Message
+from timebell.features.campaigns.push.provider import PushResult, SendOutcome
+from timebell.features.campaigns.testing import NOW, messages, run, send, tokens
 from timebell_fcm_emulator import FakeFcm
 
 Make = Callable[..., FcmProvider]

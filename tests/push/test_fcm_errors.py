@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.fcm_errors import parse_response
-from timebell.targets.push.provider import PushResult, SendOutcome
-from timebell.testing.push_providers import NOW
+from timebell.features.campaigns.push.fcm_errors import parse_response
+from timebell.features.campaigns.push.provider import PushResult, SendOutcome
+from timebell.features.campaigns.testing import NOW
 
 FCM = "type.googleapis.com/google.firebase.fcm.v1.FcmError"
 BAD = "type.googleapis.com/google.rpc.BadRequest"

@@ -14,7 +14,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.http2 import UNPROCESSED, Http2Connection, RequestFailure, Response
+from timebell.features.campaigns.push.http2 import UNPROCESSED, Http2Connection, RequestFailure, Response
 
 HEADERS = [
     (":method", "POST"),

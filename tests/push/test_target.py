@@ -14,10 +14,10 @@ from tests.engine.world import QUIET, World, engine, jobs, virtual
 from tests.push.deliveries import delivery
 from timebell import Retry, Timebell
 from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.features.campaigns.push.message import Message
+from timebell.features.campaigns.push.provider import OnResult, PushResult, SendOutcome
+from timebell.features.campaigns.push.target import PushTarget
 from timebell.model.job import Job
-from timebell.targets.push.message import Message
-from timebell.targets.push.provider import OnResult, PushResult, SendOutcome
-from timebell.targets.push.target import PushTarget
 from timebell_fcm_emulator import FakeFcm
 
 OK = PushResult(SendOutcome.ACCEPTED, id="0:1")
@@ -309,7 +309,7 @@ async def test_missing_credentials_name_the_setting(world: World) -> None:
 
 
 def test_a_missing_extra_names_the_package(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
-    from timebell.targets.push import google
+    from timebell.features.campaigns.push import google
 
     monkeypatch.setattr(google, "find_spec", lambda name: None)
     monkeypatch.setenv("TIMEBELL_FCM_CREDENTIALS", "{}")

@@ -52,7 +52,7 @@ class GaugeReader:
         try:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 return await app.store.run_autocommit(
-                    gauges.read_gauges, app.clock.now(), OVERDUE_GRACE_SECONDS, per_schedule=labeled
+                    gauges.read_gauges, app.clock.now(), OVERDUE_GRACE_SECONDS, app.features, per_schedule=labeled
                 )
         except (StoreError, TimeoutError) as error:
             log.warning("could not read gauges from the database: %s", error or "timeout")
@@ -71,7 +71,11 @@ def router(app: Timebell) -> APIRouter:
                 503, "ENGINE_NOT_RUNNING", "The engine is starting or draining.", {"Retry-After": "1"}
             )
         snapshot = Snapshot(
-            service.node.counters, _node_facts(app, service), await reader.read(), app.settings.metrics_schedule_label
+            service.node.counters,
+            _node_facts(app, service),
+            await reader.read(),
+            app.settings.metrics_schedule_label,
+            app.features,
         )
         encode, media_type = choose_encoder(OPENMETRICS if OPENMETRICS in request.headers.get("accept", "") else "")
         # In a thread: encoding thousands of series would delay the engine in this event loop.

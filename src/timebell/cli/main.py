@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 try:
@@ -14,8 +15,6 @@ except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs the extra "server": pip install "timebell[server]"')
 
 from timebell.cli.apply import apply_, export
-from timebell.cli.campaign import campaign
-from timebell.cli.connection import connection
 from timebell.cli.dead import dead
 from timebell.cli.external_commands import add_external_commands
 from timebell.cli.job import job
@@ -27,9 +26,9 @@ from timebell.cli.output import FAILED, INTERRUPTED, exit_code, print_error, pri
 from timebell.cli.release import release
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
-from timebell.cli.trigger import source, trigger
 from timebell.cli.users import user
 from timebell.errors import TimebellError
+from timebell.features import FEATURES
 
 HELP = """Durable job scheduler: each job runs at its time, once, in the right time zone.
 
@@ -51,12 +50,12 @@ root.add_command(key, "key")
 root.add_command(tenant, "tenant")
 root.add_command(user, "user")
 root.add_command(target, "target")
-root.add_command(campaign, "campaign")
 root.add_command(secret, "secret")
-root.add_command(connection, "connection")
-root.add_command(source, "source")
-root.add_command(trigger, "trigger")
 root.add_command(observe, "observe")
+for feature in FEATURES:
+    if feature.commands is not None:
+        for name, group in import_module(feature.commands).COMMANDS.items():
+            root.add_command(group, name)
 for command in (apply_, export, calendar, api, release):
     root.add_command(command)
 add_external_commands(root)
@@ -184,7 +183,7 @@ def db_roles(prefix: str) -> None:
     """Print SQL that creates least-privilege roles (PostgreSQL): node, client, reader."""
     from timebell.cli import privileges
 
-    raise click.exceptions.Exit(privileges.print_roles(prefix))
+    raise click.exceptions.Exit(privileges.print_roles(prefix, FEATURES))
 
 
 @root.command("backup")

@@ -10,15 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID, uuid4
 
-from timebell.errors import (
-    Conflict,
-    InvalidInput,
-    NotFound,
-    Refused,
-    ServerError,
-    ServerUnreachable,
-    TimebellError,
-)
+from timebell.errors import Conflict, InvalidInput, NotFound, Refused, ServerError, ServerUnreachable, TimebellError
 from timebell.settings import Settings, load
 
 REQUEST_TIMEOUT_SECONDS = 30.0

@@ -151,11 +151,11 @@ async def _http_servers(
     if "api" in roles:  # imported on demand: each is slow to import
         from timebell.api import v1
 
-        routers.append(v1.routes)
+        routers.append(v1.build_routes(app.features))
     if "ui" in roles:
         from timebell.dashboard import site
 
-        routers.append(site.routes)
+        routers.append(site.build_routes(app.features))
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:
             metrics_socket = server.bind(app.settings.metrics_host, app.settings.metrics_port)

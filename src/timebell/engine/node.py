@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from timebell.alarm import Alarm
 from timebell.clock import Clock
 from timebell.engine.arrival_stream import ArrivalHub
+from timebell.feature import Feature
 from timebell.model.job import Attempt, Completion
 from timebell.model.policy import Retry
 from timebell.model.repair_report import RepairReport
@@ -111,6 +112,7 @@ class Node:
     heartbeat_alarm: Alarm
     named_targets: Mapping[str, Target] = field(default_factory=dict)
     """Targets for jobs that refer to a target by name, by kind."""
+    features: Sequence[Feature] = ()
     secret_key: str | None = field(default=None, repr=False)
     running_attempts: dict[str, RunningAttempt] = field(default_factory=dict)
     revision_cache: dict[tuple[str, int], CachedRevision] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class Service:
                 ("scanner", self.worker.scanner.step, self.worker.scanner.alarm),
                 ("operations", self.leader.operations.step, self.leader.operations.alarm),
                 ("reconciler", self.leader.broker_reconciler.step, self.leader.broker_reconciler.alarm),
-                ("sources", self.leader.source_poller.step, self.leader.source_poller.alarm),
+                *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
                 ("leader", self.leader.step, self.leader.alarm),
             )
         ]
@@ -77,7 +77,8 @@ class Service:
             for task in (*tasks, completer_task):
                 task.cancel()
             await asyncio.gather(*tasks, completer_task, return_exceptions=True)
-            await self.leader.source_poller.close()
+            for feature_service in self.leader.feature_services.values():
+                await feature_service.close()
             await self.worker.runner.pre_delivery_check.close()
             await self._deregister()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
@@ -88,9 +89,9 @@ class Service:
                 alarm.close()
 
     def wake_operations(self) -> None:
-        """Wake the services that run operations and read sources, because one of them may be new."""
+        """Wake the services that run operations, and those of features, because one of their objects may be new."""
         self.leader.operations.alarm.wake()
-        self.leader.source_poller.alarm.wake()
+        self.leader.wake_feature_services()
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is due, nothing runs and every completion is written."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from timebell.feature import Feature
 from timebell.observe.counters import Counters, Histogram, LabeledCounter
 from timebell.store.cluster.gauges import Gauges
 
@@ -51,26 +52,10 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_delivery_duration_seconds": MetricDefinition(
         "histogram", ("target_kind",), "Duration of deliveries in seconds."
     ),
-    "timebell_campaign_messages_total": MetricDefinition(
-        "counter",
-        ("state",),
-        "Campaign messages this node sent: accepted, refused, unknown, retry (will be sent later).",
-    ),
-    "timebell_source_scans_total": MetricDefinition(
-        "counter", ("outcome",), "Full scans of sources: ok, failed, unauthorized, orphaned."
-    ),
-    "timebell_source_items_total": MetricDefinition(
-        "counter",
-        ("outcome",),
-        "Source items this node received or read: changed, unchanged, stale, unusable.",
-    ),
     "timebell_gate_verdicts_total": MetricDefinition(
         "counter",
         ("verdict",),
         "Pre-delivery checks by verdict: passed, condition, quota, orphaned, paused, withdrawn, waits.",
-    ),
-    "timebell_connection_refreshes_total": MetricDefinition(
-        "counter", ("outcome",), "Token renewals of connections: ok, failed (possibly transient), unauthorized."
     ),
     "timebell_due_found": MetricDefinition("histogram", (), "Due jobs per claim, for claims that returned any."),
     "timebell_claim_conflicts_total": MetricDefinition("counter", (), "Claims that found the due jobs already taken."),
@@ -108,14 +93,7 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_targets_disabled": MetricDefinition(
         "gauge", (), "Targets disabled because their receiver is gone (410); their jobs fail."
     ),
-    "timebell_sources": MetricDefinition(
-        "gauge", ("state",), "Sources that cannot be read: failing, reauthorize, orphaned."
-    ),
     "timebell_schedules": MetricDefinition("gauge", ("state",), "Schedules: active, paused, errored."),
-    "timebell_campaigns": MetricDefinition("gauge", ("state",), "Unfinished campaigns: pending, running, paused."),
-    "timebell_campaign_remaining": MetricDefinition(
-        "gauge", (), "Recipients that running campaigns have yet to reach."
-    ),
     "timebell_evaluation_lag_seconds": MetricDefinition(
         "gauge", (), "Seconds that the first due schedule has been waiting to be planned."
     ),
@@ -126,6 +104,11 @@ METRICS: dict[str, MetricDefinition] = {
         "gauge", ("schedule",), "Time of the last success of a schedule. Opt-in."
     ),
 }
+
+
+def collect_definitions(features: Iterable[Feature]) -> dict[str, MetricDefinition]:
+    """Return the definitions of all metrics, with those of features."""
+    return METRICS | {name: each for feature in features for name, each in feature.metrics().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +131,7 @@ class Snapshot:
     node: NodeFacts
     gauges: Gauges | None
     labeled: bool
+    features: Sequence[Feature]
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
@@ -157,6 +141,19 @@ class Snapshot:
         yield _gauge("timebell_database_up", self.gauges is not None)
         if self.gauges is not None:
             yield from self._database_families(self.gauges)
+        yield from self._feature_families()
+
+    def _feature_families(self) -> Iterator[Metric]:
+        gauges = {} if self.gauges is None else self.gauges.of_features
+        for feature in self.features:
+            for name, (kind, label_names, help_text) in feature.metrics().items():
+                values = self.counters.of_features[name].values if kind == "counter" else gauges.get(name)
+                if values is not None:
+                    new_family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+                    family = new_family(name, help_text, labels=label_names)
+                    for labels, value in list(values.items()):
+                        family.add_metric(labels, value)
+                    yield family
 
     def _counter_families(self) -> Iterator[Metric]:
         counters = self.counters
@@ -164,12 +161,8 @@ class Snapshot:
         yield _labeled_counter("timebell_fires_not_run_total", counters.not_run)
         yield _labeled_counter("timebell_attempts_total", counters.attempts)
         yield _labeled_counter("timebell_deliveries_total", counters.deliveries)
-        yield _labeled_counter("timebell_campaign_messages_total", counters.campaign_messages)
         yield _labeled_counter("timebell_missed_total", counters.missed)
-        yield _labeled_counter("timebell_source_scans_total", counters.source_scans)
-        yield _labeled_counter("timebell_source_items_total", counters.source_items)
         yield _labeled_counter("timebell_gate_verdicts_total", counters.delivery_check_verdicts)
-        yield _labeled_counter("timebell_connection_refreshes_total", counters.token_refreshes)
         yield _counter("timebell_tolerance_breaches_total", counters.tolerance_breaches)
         yield _counter("timebell_claim_conflicts_total", counters.claim_conflicts)
         yield _counter("timebell_double_fires_total", counters.duplicate_fires)
@@ -195,15 +188,12 @@ class Snapshot:
     def _database_families(self, gauges: Gauges) -> Iterator[Metric]:
         yield _gauges("timebell_jobs", _label_values(gauges.jobs.items()))
         yield _gauges("timebell_schedules", _label_values(gauges.schedules.items()))
-        yield _gauges("timebell_campaigns", _label_values(gauges.campaigns.items()))
-        yield _gauge("timebell_campaign_remaining", gauges.campaign_remaining)
         yield _gauges("timebell_queue_depth", _label_values(gauges.depths.items()))
         yield _gauge("timebell_oldest_due_age_seconds", gauges.oldest_due_age)
         yield _gauge("timebell_evaluation_lag_seconds", gauges.evaluation_lag)
         yield _gauge("timebell_unhandled_jobs", gauges.unhandled)
         yield _gauge("timebell_dead_letters", gauges.dead_letters)
         yield _gauge("timebell_targets_disabled", gauges.disabled_targets)
-        yield _gauges("timebell_sources", _label_values(gauges.sources.items()))
         if not self.labeled:
             yield _gauge("timebell_schedule_overdue", len(gauges.overdue))
             return

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
-from timebell.model.condition import evaluate
-from timebell.model.condition import parse_comparisons as read_condition
-from timebell.model.trigger import (
+from timebell.features.triggers.model.trigger import (
     ColumnStatus,
     Firing,
     FiringChanges,
@@ -26,6 +24,8 @@ from timebell.model.trigger import (
     parse_version,
     reconcile,
 )
+from timebell.model.condition import evaluate
+from timebell.model.condition import parse_comparisons as read_condition
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
 ZERO = FiringKey("0")

@@ -6,7 +6,7 @@ need neither a transaction nor write access.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -16,7 +16,6 @@ from sqlalchemy import (
     Select,
     Table,
     TextClause,
-    case,
     func,
     literal,
     select,
@@ -24,10 +23,9 @@ from sqlalchemy import (
     union_all,
 )
 
+from timebell.feature import Feature
 from timebell.model.job import JobState
 from timebell.model.routes import ALL_ROUTES
-from timebell.model.trigger import SOURCE_UNAUTHORIZED
-from timebell.store.campaigns.tables import campaigns
 from timebell.store.jobs import claim, dead_letters
 from timebell.store.jobs.claim import CLAIMABLE
 from timebell.store.jobs.indexes import RUNNING_CLAUSE
@@ -36,7 +34,6 @@ from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.schedules.schedules import find_next_fire_at
 from timebell.store.schema import finished, jobs, queues, schedules, targets
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import sources
 from timebell.store.types import EPOCH, Instant
 
 MAX_LANES = 200
@@ -49,7 +46,7 @@ OCCURRENCES_PER_SCHEDULE = 20
 """The number of occurrences of a schedule among which its last success is looked up."""
 
 
-def _bounded_count(table: Table, *where: ColumnElement[bool] | TextClause) -> ScalarSelect[int]:
+def bounded_count(table: Table, *where: ColumnElement[bool] | TextClause) -> ScalarSelect[int]:
     """Select the number of rows up to COUNT_LIMIT + 1, because there may be millions."""
     rows = select(literal(1)).select_from(table).where(*where).limit(COUNT_LIMIT + 1).subquery()
     return select(func.count()).select_from(rows).scalar_subquery()
@@ -59,28 +56,24 @@ def _bounded_count(table: Table, *where: ColumnElement[bool] | TextClause) -> Sc
 _CLAIMABLE = text(CLAIMABLE)
 _FIRES = text("enabled AND error IS NULL")
 _NOT_FIRING = text("(NOT enabled OR error IS NOT NULL)")
-_UNREADABLE = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")
 
-_s, _c, _source = schedules.c, campaigns.c, sources.c
-_is_unauthorized = func.coalesce(_source.error_code, "") == SOURCE_UNAUTHORIZED
+_s = schedules.c
 COUNTS = select(
-    _bounded_count(jobs, _CLAIMABLE).label("pending"),
-    _bounded_count(jobs, RUNNING_CLAUSE).label("running"),
-    _bounded_count(jobs, jobs.c.hold.is_not(None), jobs.c.state == "pending").label("held"),
-    _bounded_count(jobs, jobs.c.hold == "unhandled").label("unhandled"),
-    _bounded_count(finished, dead_letters.IS_DEAD_LETTER).label("dead"),
+    bounded_count(jobs, _CLAIMABLE).label("pending"),
+    bounded_count(jobs, RUNNING_CLAUSE).label("running"),
+    bounded_count(jobs, jobs.c.hold.is_not(None), jobs.c.state == "pending").label("held"),
+    bounded_count(jobs, jobs.c.hold == "unhandled").label("unhandled"),
+    bounded_count(finished, dead_letters.IS_DEAD_LETTER).label("dead"),
     # `enabled` once more as a comparison, for which MariaDB, without partial indexes, can use an index.
-    _bounded_count(schedules, _FIRES, _s.enabled).label("active"),
-    _bounded_count(schedules, _NOT_FIRING, ~_s.enabled).label("paused"),
-    _bounded_count(schedules, _NOT_FIRING, _s.enabled).label("errored"),
-    _bounded_count(campaigns, _c.ended_at.is_(None), _c.state == "pending").label("campaigns_pending"),
-    _bounded_count(campaigns, _c.ended_at.is_(None), _c.state == "running").label("campaigns_running"),
-    _bounded_count(campaigns, _c.ended_at.is_(None), _c.state == "paused").label("campaigns_paused"),
-    _bounded_count(targets, targets.c.disabled_at.is_not(None)).label("disabled"),
-    _bounded_count(sources, _UNREADABLE, _source.orphaned_at.is_not(None)).label("sources_orphaned"),
-    _bounded_count(sources, _UNREADABLE, _source.orphaned_at.is_(None), _is_unauthorized).label("sources_reauthorize"),
-    _bounded_count(sources, _UNREADABLE, _source.orphaned_at.is_(None), ~_is_unauthorized).label("sources_failing"),
+    bounded_count(schedules, _FIRES, _s.enabled).label("active"),
+    bounded_count(schedules, _NOT_FIRING, ~_s.enabled).label("paused"),
+    bounded_count(schedules, _NOT_FIRING, _s.enabled).label("errored"),
+    bounded_count(targets, targets.c.disabled_at.is_not(None)).label("disabled"),
 )
+
+
+FeatureGauge = Mapping[tuple[str, ...], float]
+"""A gauge of a feature, by its label values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +101,14 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled_targets: int = 0
     """The number of disabled targets."""
-    campaigns: Mapping[str, int] = field(default_factory=dict)
-    campaign_remaining: int = 0
-    sources: Mapping[str, int] = field(default_factory=dict)
-    """The numbers of sources that cannot be read, by state."""
+    of_features: Mapping[str, FeatureGauge] = field(default_factory=dict)
+    """The gauges of features, by the name of their metric."""
 
 
-def read_gauges(tx: Transaction, now: datetime, grace: float, *, per_schedule: bool = False) -> Gauges:
-    """Read all gauges; with `per_schedule`, also when each schedule last succeeded.
+def read_gauges(
+    tx: Transaction, now: datetime, grace: float, features: Sequence[Feature] = (), *, per_schedule: bool = False
+) -> Gauges:  # fmt: skip
+    """Read all gauges, also those of `features`; with `per_schedule`, also when each schedule last succeeded.
 
     `grace` (seconds) is how late a schedule may be before it is overdue.
     """
@@ -128,9 +121,7 @@ def read_gauges(tx: Transaction, now: datetime, grace: float, *, per_schedule: b
         counted["unhandled"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         list_overdue(tx, now, grace), list_last_successes(tx) if per_schedule else {}, counted["disabled"],
-        {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
-        _count_remaining_recipients(tx),
-        {name.removeprefix("sources_"): count for name, count in counted.items() if name.startswith("sources_")},
+        {name: gauge for feature in features for name, gauge in feature.read_gauges(tx).items()},
     )  # fmt: skip
 
 
@@ -147,14 +138,8 @@ def measure_backlog(tx: Transaction, now: datetime) -> tuple[float, dict[str, in
 
 def _select_depth(lane: claim.QueueLane, now: datetime) -> Select[str, int]:
     in_lane = (jobs.c.queue == lane.queue) & (jobs.c.priority == lane.priority)
-    depth = _bounded_count(jobs, _CLAIMABLE, in_lane, jobs.c.run_at <= now)
+    depth = bounded_count(jobs, _CLAIMABLE, in_lane, jobs.c.run_at <= now)
     return select(literal(lane.queue).label("queue"), depth.label("depth"))
-
-
-def _count_remaining_recipients(tx: Transaction) -> int:
-    remaining = case((_c.expected > _c.opened, _c.expected - _c.opened), else_=0)
-    running = select(func.sum(remaining)).where(_c.ended_at.is_(None), _c.state == "running")
-    return int(tx.execute(running).scalar() or 0)
 
 
 def list_overdue(tx: Transaction, now: datetime, grace: float) -> list[OverdueSchedule]:

@@ -13,10 +13,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import select, update
 
 from timebell.model.billing_months import billing_month, forecast_exhaustion, next_month_start
-from timebell.store.schema import jobs, tenants
+from timebell.store.schema import jobs, months, tenants
 from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import months
 
 
 def list_metered_tenants(tx: Transaction) -> frozenset[str]:
