@@ -161,12 +161,12 @@ MUTANTS = [
     Mutant(
         "completed before it is delivered",
         ((
-            "engine.worker:Worker._run_group", "            if self.runner.run_fast_path",
+            "engine.worker:Worker._run_group", "            if needs_full_path := self.runner.run_fast_path",
             "            from timebell.store.jobs import serial\n"
             "            for one in [one.attempt for one in group]:\n"
             "                completion = self.runner._success_completion(one, one.number)\n"
             "                await self.node.store.run(serial.complete_one, completion)\n"
-            "            if self.runner.run_fast_path",
+            "            if needs_full_path := self.runner.run_fast_path",
         ),),
     ),
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),

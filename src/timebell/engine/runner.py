@@ -20,10 +20,9 @@ from timebell.engine.node import (
     DEFAULT_TIMEOUT_SECONDS,
     CachedRevision,
     Node,
-    PendingCall,
-    RunningAttempt,
 )
 from timebell.engine.pre_delivery_check import PreDeliveryCheck
+from timebell.engine.running_attempt import AttemptEvent, AttemptState, PendingCall, RunningAttempt
 from timebell.engine.transactional_completion import TransactionalCompletion
 from timebell.errors import InvalidPayload, TimebellError
 from timebell.model import attempts, decide
@@ -74,12 +73,13 @@ class Runner:
 
     def run_fast_path(
         self, group: deque[RunningAttempt], clean_context: Context, completions: list[Completion]
-    ) -> bool:
+    ) -> bool | PendingCall:
         """Run attempts one after another in the current task, as long as each finishes in its first step.
 
         Finished attempts are removed from `group`, and their completions appended to `completions`. Returns True if
-        the first attempt of `group` needs the full path (`run`). Returns False at the end of the group, or after a
-        handler that cancelled the shared task or changed the context (`clean_context`).
+        the first attempt of `group` needs the full path (`run`), or the rest of its call if that has begun. Returns
+        False at the end of the group, or after a handler that cancelled the shared task or changed the context
+        (`clean_context`).
         """
         node, monotonic, state = self.node, self.node.clock.monotonic, self.node.handlers.state
         step_clock = self.node.handlers.monotonic or monotonic
@@ -92,7 +92,7 @@ class Runner:
             attempt = running.attempt
             handler = running.fast_handler
             if (
-                handler is None or running.stop_reason is not None or started_at >= running.lease_until
+                handler is None or running.state is not AttemptState.CLAIMED or started_at >= running.lease_until
                 or (attempt.expires_at is not None and attempt.expires_at <= now)
             ):  # fmt: skip
                 return True
@@ -101,7 +101,7 @@ class Runner:
             event = build_event(attempt, now, upcoming, handler.payload, state, running)
             if event is None:
                 return True
-            running.started = True
+            running.start(task)
             self._record_start(attempt, now, revision, publish)
             rest: Awaitable[Any] | None = None
             try:
@@ -124,12 +124,12 @@ class Runner:
             if (step_duration := step_ended_at - step_started_at) >= BLOCKING_STEP_SECONDS:
                 warn_blocking(step_duration, attempt.topic, handler.function)
             if rest is not None:
-                running.pending_call = PendingCall(rest, started_at)
-                return True
+                return PendingCall(rest, started_at)
             started_at, step_started_at = monotonic(), step_ended_at
             if started_at >= stale:
                 now, stale = node.clock.now(), started_at + CLOCK_REUSE_SECONDS
             completions.append(self._fast_completion(attempt, handler, result, now, step_duration))
+            running.transition(AttemptEvent.COMPLETE)
             running.task = None
             group.popleft()
             handler.finishes_immediately = _left_clean(task, clean_context)
@@ -156,25 +156,32 @@ class Runner:
             self._log_completion(attempt, completion)
         return completion
 
-    async def run(self, running: RunningAttempt) -> Completion | None:
-        """Run one attempt. Returns None if its lease was lost, or if its handler's transaction completed it."""
-        running.started = True
-        completion = await self._execute(running)
-        transactional = running.transactional_completion
-        if transactional is None or (transactional.completed is None and not transactional.lost):
-            if completion is not None:
-                self._record_completion(running.attempt, completion)
-            return completion
-        if transactional.completed is not None:
-            self._record_completion(running.attempt, transactional.completed)
-        transactional.report_outcome(completion)
-        return None
+    async def run(self, running: RunningAttempt, call: PendingCall | None = None) -> Completion | None:
+        """Run one attempt, or the rest of its call. Returns None if nothing has to be written.
 
-    async def _execute(self, running: RunningAttempt) -> Completion | None:
+        That is the case if its delivery was interrupted after its lease was lost, or if a transaction of its handler
+        has completed it.
+        """
+        completion = await self._execute(running, call)
+        running.task = None
+        committed = None
+        if (transactional := running.transactional_completion) is not None:
+            committed = transactional.completed
+        if transactional is not None and committed is not None:
+            self._record_completion(running.attempt, committed)
+            transactional.report_outcome(committed, completion)
+            return None
+        if completion is not None:
+            running.transition(AttemptEvent.COMPLETE)
+            self._record_completion(running.attempt, completion)
+        return completion
+
+    async def _execute(self, running: RunningAttempt, pending_call: PendingCall | None) -> Completion | None:
         attempt, clock = running.attempt, self.node.clock
-        pending_call, running.pending_call, delivery = running.pending_call, None, None
+        delivery = None
         coroutine: Coroutine[Any, Any, Outcome | Completion | None]
         if pending_call is None:
+            running.start(asyncio.current_task())
             delivery = self._build_delivery(running)
             coroutine = self._check_and_deliver(running, delivery)
         else:
@@ -192,17 +199,18 @@ class Runner:
                 attempt.id, attempt.number, JobState.CANCELLED, clock.now(), reason=cancel.reason or None
             )
         except asyncio.CancelledError:
-            if running.stop_reason == "lost":
-                return None
-            if running.stop_reason == "stop":
+            running.transition(AttemptEvent.CANCEL)
+            if running.state is AttemptState.STOPPING:
                 completion = decide.complete_superseded(attempt.id, attempt.number, clock.now())
-            elif running.stop_reason == "drain":
+            elif running.state is AttemptState.DRAINING:
                 completion = self._postpone(attempt, clock.now())
-            elif not self.node.stopping:  # user code cancelled the task
+            elif running.state is not AttemptState.CANCELLED:
+                return None
+            elif self.node.stopping:
+                raise
+            else:
                 failure = Outcome.failed("CancelledError", "CancelledError: its task was cancelled")
                 completion = self._completion_for(attempt, failure)
-            else:
-                raise
         if delivery is not None and completion.state is not JobState.COMPLETED:
             completion.progress = delivery.progress
         return self._finalize(attempt, completion)
@@ -224,7 +232,7 @@ class Runner:
         attempt, now = running.attempt, delivery.fired_at
         if attempt.expires_at is not None and attempt.expires_at <= now:
             return decide.complete_expired(attempt.id, attempt.number, now)
-        if running.stop_reason is not None:
+        if running.state is not AttemptState.RUNNING:
             raise asyncio.CancelledError
         if (
             self.pre_delivery_check.applies_to(attempt)
@@ -235,7 +243,7 @@ class Runner:
         name = None if target is None else target.get("name")
         resolved = None if name is None else await self.target_resolver.resolve(attempt.tenant_id, name)
         if self.node.clock.monotonic() >= running.lease_until:  # another node may run it already: do not deliver
-            running.stop_reason = "lost"
+            running.transition(AttemptEvent.LOSE_LEASE)
             return None
         return await self._deliver(attempt, target, resolved, delivery)
 

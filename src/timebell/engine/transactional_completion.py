@@ -22,7 +22,8 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timebell.engine.node import Node, RunningAttempt
+from timebell.engine.node import Node
+from timebell.engine.running_attempt import AttemptEvent, RunningAttempt
 from timebell.errors import Conflict, TimebellError
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.store.dialects.base import Finish
@@ -43,8 +44,6 @@ class TransactionalCompletion:
         self.running_attempt = running_attempt
         self.completed: Completion | None = None
         """The committed completion."""
-        self.lost = False
-        """True if the fence check failed, so another transaction owns or finished the attempt."""
         self._make_completion = make_completion
 
     def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
@@ -93,7 +92,7 @@ class TransactionalCompletion:
 
         # The simulation crashes nodes at operations by their function name; its registry contains `complete_one`.
         def complete_one(tx: Transaction) -> None:
-            self.running_attempt.completing = True
+            self.running_attempt.transition(AttemptEvent.COMMIT)
             completion = self._make_completion(self.running_attempt.attempt, result())
             results.append(
                 (
@@ -104,15 +103,15 @@ class TransactionalCompletion:
                 )
             )
             if completion.id not in results[-1][1].ids:
-                self.lost = True
                 raise self._attempt_over("The attempt was taken over or timed out")
 
         try:
             yield complete_one
         except BaseException:
-            self.running_attempt.completing = False
+            self.running_attempt.transition(AttemptEvent.ROLL_BACK)
             raise
         self.completed, written = results[-1]
+        self.running_attempt.transition(AttemptEvent.COMPLETE)
         if written.released:
             self.node.worker_alarm.wake_threadsafe()
         if written.schedule_advanced:
@@ -125,18 +124,14 @@ class TransactionalCompletion:
             code="ATTEMPT_OVER", fix="Let the error propagate out of the handler.", existing=attempt.id,
         )  # fmt: skip
 
-    def report_outcome(self, completion: Completion | None) -> None:
-        """Count and log an attempt that was completed or lost before its handler returned; nothing more is written."""
-        attempt, counters = self.running_attempt.attempt, self.node.counters
-        if self.completed is None:
-            counters.fenced += 1
-            log.warning("attempt %d of job %s was lost; its transaction was rolled back", attempt.number, attempt.id)
-            return
-        counters.ended += 1
+    def report_outcome(self, committed: Completion, completion: Completion | None) -> None:
+        """Count and log an attempt that its transaction completed before its handler ended."""
+        attempt = self.running_attempt.attempt
+        self.node.counters.ended += 1
         if completion is None or completion.state is not JobState.COMPLETED:
-            error = None if completion is None else completion.error or completion.reason or completion.state
+            error = "cancelled" if completion is None else completion.error or completion.reason or completion.state
             log.error("the handler of job %s failed after its transaction had completed the job: %s", attempt.id, error)
-        elif completion.result not in (None, self.completed.result):
+        elif completion.result not in (None, committed.result):
             log.warning(
                 "the return value of the handler of job %s is discarded, because the job was completed before: set"
                 " event.result inside the transaction", attempt.id,

@@ -17,9 +17,10 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from timebell.engine.completer import Completer
-from timebell.engine.node import CachedRevision, Node, RunningAttempt
+from timebell.engine.node import CachedRevision, Node
 from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
+from timebell.engine.running_attempt import PendingCall, RunningAttempt
 from timebell.engine.upcoming_claims import UpcomingClaims
 from timebell.model.job import Attempt, Completion
 from timebell.model.routes import Routes, named_target_route
@@ -335,8 +336,6 @@ class Worker:
         task = asyncio.get_running_loop().create_task(self._run_group(group, pool))
         if not task.done():  # an eager task may be
             self.tasks.add(task)
-        for running in group:
-            running.task = task
 
     async def _run_group(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
         """Run attempts one after another and submit their completions; a slot is freed as soon as its work ends.
@@ -345,14 +344,17 @@ class Worker:
         """
         task, clean_context = asyncio.current_task(), copy_context()
         running: RunningAttempt | None = None
+        call: PendingCall | None = None
         completions: list[Completion] = []
         try:
             try:
-                if self.runner.run_fast_path(group, clean_context, completions):
+                if needs_full_path := self.runner.run_fast_path(group, clean_context, completions):
                     running = group.popleft()
-                    if running.fast_handler is not None and running.pending_call is not None:
-                        # The attempts after it probably do not either: each gets its own task.
-                        running.fast_handler.finishes_immediately = False
+                    if isinstance(needs_full_path, PendingCall):
+                        call = needs_full_path
+                        if running.fast_handler is not None:
+                            # The attempts after it probably do not either: each gets its own task.
+                            running.fast_handler.finishes_immediately = False
             except BaseException:
                 self._abandon(group.popleft(), pool)
                 raise
@@ -364,9 +366,8 @@ class Worker:
                     clean_context.run(self._create_tasks, group, pool)
             if running is None:
                 return
-            running.task = task
             try:
-                completion = await self.runner.run(running)
+                completion = await self.runner.run(running, call)
             except BaseException:
                 self._abandon(running, pool)
                 raise
