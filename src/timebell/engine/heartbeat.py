@@ -13,9 +13,9 @@ from math import inf
 from timebell.engine.completer import Completer
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
-from timebell.engine.runner import finalize_completion
 from timebell.engine.running_attempt import AttemptEvent
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport

@@ -93,6 +93,10 @@ class Node:
             if running is not None and running.attempt.number == completion.attempt:
                 del running_attempts[completion.id]
 
+    def cached_revision(self, attempt: Attempt) -> CachedRevision | None:
+        """Return the schedule revision of an attempt; None if it has no schedule, or if that could not be loaded."""
+        return self.revision_cache.get((attempt.schedule_id or "", attempt.revision or 0))
+
     def retry_policy_for(self, attempt: Attempt, own_policy: Mapping[str, Any] | None) -> Retry:
         """Return the retry policy of a job: its own, else its handler's, else the default."""
         if own_policy is not None:

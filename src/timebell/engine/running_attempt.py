@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from timebell.model.job import Attempt
 from timebell.targets.base import TransactionBlock
@@ -158,10 +158,3 @@ class RunningAttempt:
         if self.transactional_completion is None:
             self.transactional_completion = self.completion_factory(self)
         return self.transactional_completion
-
-
-class PendingCall(NamedTuple):
-    """The rest of a handler call, and when the call started (monotonic seconds)."""
-
-    awaitable: Awaitable[Any]
-    started_at: float

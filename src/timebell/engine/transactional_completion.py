@@ -8,7 +8,6 @@ leaves nothing behind, and a frozen or timed-out attempt cannot commit.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -25,13 +24,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from timebell.engine.node import Node
 from timebell.engine.running_attempt import AttemptEvent, RunningAttempt
 from timebell.errors import Conflict, TimebellError
-from timebell.model.job import Attempt, Completion, JobState
+from timebell.model.job import Attempt, Completion
 from timebell.store.dialects.base import Finish
 from timebell.store.jobs import serial
 from timebell.store.jobs.outcome_notices import complete_with_notices
 from timebell.store.transaction import Transaction
-
-log = logging.getLogger("timebell.runner")
 
 
 class TransactionalCompletion:
@@ -123,19 +120,6 @@ class TransactionalCompletion:
             f"Attempt {attempt.number} cannot complete job {attempt.id}. {reason}; this transaction was rolled back.",
             code="ATTEMPT_OVER", fix="Let the error propagate out of the handler.", existing=attempt.id,
         )  # fmt: skip
-
-    def report_outcome(self, committed: Completion, completion: Completion | None) -> None:
-        """Count and log an attempt that its transaction completed before its handler ended."""
-        attempt = self.running_attempt.attempt
-        self.node.counters.ended += 1
-        if completion is None or completion.state is not JobState.COMPLETED:
-            error = "cancelled" if completion is None else completion.error or completion.reason or completion.state
-            log.error("the handler of job %s failed after its transaction had completed the job: %s", attempt.id, error)
-        elif completion.result not in (None, committed.result):
-            log.warning(
-                "the return value of the handler of job %s is discarded, because the job was completed before: set"
-                " event.result inside the transaction", attempt.id,
-            )  # fmt: skip
 
 
 def _reject_event_loop_thread() -> None:

@@ -17,10 +17,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from timebell.engine.completer import Completer
+from timebell.engine.delivery import StartedCall
+from timebell.engine.fast_path import FastPath
 from timebell.engine.node import CachedRevision, Node
 from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
-from timebell.engine.running_attempt import PendingCall, RunningAttempt
+from timebell.engine.running_attempt import RunningAttempt
 from timebell.engine.upcoming_claims import UpcomingClaims
 from timebell.model.job import Attempt, Completion
 from timebell.model.routes import Routes, named_target_route
@@ -60,6 +62,7 @@ class Worker:
     def __init__(self, node: Node, completer: Completer) -> None:
         self.node = node
         self.runner = Runner(node)
+        self.fast_path = FastPath(node, self.runner.deliverer, self.runner.completions)
         self.completer = completer
         target_routes = Routes(
             frozenset(f"@{kind}" for kind in node.targets if kind != "handler")
@@ -321,7 +324,7 @@ class Worker:
         """Create tasks for attempts: one each, or a shared one for adjacent attempts likely to finish in one step."""
         group: deque[RunningAttempt] = deque()
         for running in started:
-            running.fast_handler = self.runner.fast_path_handler(running.attempt)
+            running.fast_handler = self.fast_path.handler_for(running.attempt)
             if running.fast_handler is not None and running.fast_handler.finishes_immediately:
                 group.append(running)
                 continue
@@ -343,18 +346,10 @@ class Worker:
         An attempt that does not finish in its first step keeps this task; the attempts after it get other tasks.
         """
         task, clean_context = asyncio.current_task(), copy_context()
-        running: RunningAttempt | None = None
-        call: PendingCall | None = None
         completions: list[Completion] = []
         try:
             try:
-                if needs_full_path := self.runner.run_fast_path(group, clean_context, completions):
-                    running = group.popleft()
-                    if isinstance(needs_full_path, PendingCall):
-                        call = needs_full_path
-                        if running.fast_handler is not None:
-                            # The attempts after it probably do not either: each gets its own task.
-                            running.fast_handler.finishes_immediately = False
+                unfinished = self.fast_path.run(group, clean_context, completions)
             except BaseException:
                 self._abandon(group.popleft(), pool)
                 raise
@@ -364,21 +359,24 @@ class Worker:
                     self.completer.submit(*completions)
                 if group:
                     clean_context.run(self._create_tasks, group, pool)
-            if running is None:
-                return
-            try:
-                completion = await self.runner.run(running, call)
-            except BaseException:
-                self._abandon(running, pool)
-                raise
-            self._free_slots(1, pool)
-            if completion is None:
-                self.node.untrack(running.attempt.id, running.attempt.number)
-            else:
-                self.completer.submit(completion)
+            if unfinished is not None:
+                await self._run(*unfinished, pool)
         finally:
             if task is not None:
                 self.tasks.discard(task)
+
+    async def _run(self, running: RunningAttempt, call: StartedCall | None, pool: SlotPool) -> None:
+        """Run one attempt, or the rest of its call, on the full path."""
+        try:
+            completion = await self.runner.run(running, call)
+        except BaseException:
+            self._abandon(running, pool)
+            raise
+        self._free_slots(1, pool)
+        if completion is None:
+            self.node.untrack(running.attempt.id, running.attempt.number)
+        else:
+            self.completer.submit(completion)
 
     def _abandon(self, running: RunningAttempt, pool: SlotPool) -> None:
         self.node.untrack(running.attempt.id, running.attempt.number)  # its lease expires, then it is recovered
