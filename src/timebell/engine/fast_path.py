@@ -20,6 +20,7 @@ from timebell.engine.completions import Completions, encode_result
 from timebell.engine.delivery import Deliverer, StartedCall
 from timebell.engine.node import DEFAULT_SCHEDULE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS, Node
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
+from timebell.engine.time_slice import TimeSlice
 from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState, Kind
 from timebell.targets.event_loop_watch import BLOCKING_STEP_SECONDS, WatchedCoroutine, warn_blocking
@@ -34,10 +35,11 @@ CLOCK_REUSE_SECONDS = 50e-6  # how long one reading of the clock is reused
 class FastPath:
     """The fast path of a node's attempts."""
 
-    def __init__(self, node: Node, deliverer: Deliverer, completions: Completions) -> None:
+    def __init__(self, node: Node, deliverer: Deliverer, completions: Completions, time_slice: TimeSlice) -> None:
         self.node = node
         self.deliverer = deliverer
         self.completions = completions
+        self.time_slice = time_slice
 
     def handler_for(self, attempt: Attempt) -> FastHandler | None:
         """Return the handler of an attempt that qualifies for the fast path, otherwise None."""
@@ -55,15 +57,16 @@ class FastPath:
         """Run attempts one after another in the current task, as long as each finishes in its first step.
 
         Finished attempts are removed from `group`, and their completions appended to `completions`. Removes and returns
-        an attempt that needs the full path, with its call if that has started. Returns None at the end of the group,
-        or after a handler that cancelled the shared task or changed the context (`clean_context`).
+        an attempt that needs the full path, with its call if that has started. Returns None at the end of the group or
+        of the time slice, or after a handler that cancelled the shared task or changed the context (`clean_context`).
         """
         node, monotonic = self.node, self.node.clock.monotonic
         step_clock = node.handlers.monotonic or monotonic
         task = asyncio.current_task()
         started_at, step_started_at, now = monotonic(), step_clock(), node.clock.now()
         stale = started_at + CLOCK_REUSE_SECONDS
-        while group:
+        slice_ends_at = self.time_slice.ends_at
+        while group and started_at < slice_ends_at:
             running = group[0]
             handler = running.fast_handler
             if handler is None or not self.check(running, now, started_at):

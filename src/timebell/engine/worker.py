@@ -23,6 +23,7 @@ from timebell.engine.node import CachedRevision, Node
 from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
 from timebell.engine.running_attempt import RunningAttempt
+from timebell.engine.time_slice import TimeSlice
 from timebell.engine.upcoming_claims import UpcomingClaims
 from timebell.model.job import Attempt, Completion
 from timebell.model.routes import Routes, named_target_route
@@ -62,7 +63,8 @@ class Worker:
     def __init__(self, node: Node, completer: Completer) -> None:
         self.node = node
         self.runner = Runner(node)
-        self.fast_path = FastPath(node, self.runner.deliverer, self.runner.completions)
+        self.time_slice = TimeSlice(node.clock.monotonic, completer.wait_for_write)
+        self.fast_path = FastPath(node, self.runner.deliverer, self.runner.completions, self.time_slice)
         self.completer = completer
         target_routes = Routes(
             frozenset(f"@{kind}" for kind in node.targets if kind != "handler")
@@ -343,11 +345,18 @@ class Worker:
     async def _run_group(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
         """Run attempts one after another and submit their completions; a slot is freed as soon as its work ends.
 
-        An attempt that does not finish in its first step keeps this task; the attempts after it get other tasks.
+        An attempt that does not finish in its first step keeps this task; the attempts after it get other tasks. So do
+        those that are left at the end of the time slice.
         """
         task, clean_context = asyncio.current_task(), copy_context()
         completions: list[Completion] = []
         try:
+            try:
+                await self.time_slice.wait()
+            except BaseException:
+                for running in group:
+                    self._abandon(running, pool)
+                raise
             try:
                 unfinished = self.fast_path.run(group, clean_context, completions)
             except BaseException:
