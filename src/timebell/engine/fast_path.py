@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from datetime import datetime
 from types import CoroutineType
@@ -62,6 +62,7 @@ class FastPath:
         """
         node, monotonic = self.node, self.node.clock.monotonic
         step_clock = node.handlers.monotonic or monotonic
+        publish = None if node.arrivals is None or not node.arrivals.has_listeners else node.arrivals.publish
         task = asyncio.current_task()
         started_at, step_started_at, now = monotonic(), step_clock(), node.clock.now()
         stale = started_at + CLOCK_REUSE_SECONDS
@@ -75,7 +76,7 @@ class FastPath:
             if event is None:
                 return group.popleft(), None
             running.start(task)
-            result, rest = self.deliver(running, handler, event)
+            result, rest = self.deliver(running, handler, event, publish)
             step_ended_at = step_clock()
             if (duration := step_ended_at - step_started_at) >= BLOCKING_STEP_SECONDS:
                 warn_blocking(duration, running.attempt.topic, handler.function)
@@ -112,12 +113,16 @@ class FastPath:
         )
 
     def deliver(
-        self, running: RunningAttempt, handler: FastHandler, event: Arrived
+        self,
+        running: RunningAttempt,
+        handler: FastHandler,
+        event: Arrived,
+        publish: Callable[[Attempt, datetime], None] | None,
     ) -> tuple[Any, Awaitable[Any] | None]:
         """Call the handler. Returns its result, or the rest of the call if its first step did not finish it."""
-        attempt, arrivals = running.attempt, self.node.arrivals
+        attempt = running.attempt
         revision = None if attempt.schedule_id is None else self.node.cached_revision(attempt)
-        self.deliverer.record_start(attempt, event.fired_at, revision, None if arrivals is None else arrivals.publish)
+        self.deliverer.record_start(attempt, event.fired_at, revision, publish)
         try:
             call = handler.function(event)
             if type(call) is not CoroutineType:  # a wrapper returned another awaitable
