@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
-from timebell.engine.runner import finalize_completion
 from timebell.ids import new_id
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import JobState
 from timebell.model.policy import Retry
 from timebell.model.why import Explanation, explain

@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "the lease is not checked before the delivery",
         ((
-            "engine.runner:Runner._check_and_deliver",
+            "engine.runner:Runner.check",
             "if self.node.clock.monotonic() >= running.lease_until:", "if False:",
         ),),
     ),
@@ -161,12 +161,12 @@ MUTANTS = [
     Mutant(
         "completed before it is delivered",
         ((
-            "engine.worker:Worker._run_group", "            if self.runner.run_fast_path",
+            "engine.worker:Worker._run_group", "            unfinished = self.fast_path.run",
             "            from timebell.store.jobs import serial\n"
             "            for one in [one.attempt for one in group]:\n"
-            "                completion = self.runner._success_completion(one, one.number)\n"
+            "                completion = self.runner.completions.success(one, one.number)\n"
             "                await self.node.store.run(serial.complete_one, completion)\n"
-            "            if self.runner.run_fast_path",
+            "            unfinished = self.fast_path.run",
         ),),
     ),
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),

@@ -18,9 +18,9 @@ from timebell.api.route import ApiRoute, Context, change_route, not_found, read_
 from timebell.api.schemas import Id, Instant, Json, RequestBody, ResponseBody, format_utc, json_response
 from timebell.client.validation import parse_uuid
 from timebell.engine.node import DEFAULT_RETRY, DEFAULT_SCHEDULE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS
-from timebell.engine.runner import finalize_completion
 from timebell.errors import Conflict, Refused
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, Job, JobState
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry

@@ -36,7 +36,7 @@ from timebell.api.schemas import (
     parse_timestamp,
 )
 from timebell.client.validation import parse_uuid
-from timebell.engine.runner import UPCOMING_COUNT
+from timebell.engine.delivery import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
 from timebell.model.schedule import Schedule

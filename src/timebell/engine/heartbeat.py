@@ -13,8 +13,9 @@ from math import inf
 from timebell.engine.completer import Completer
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
-from timebell.engine.runner import finalize_completion
+from timebell.engine.running_attempt import AttemptEvent
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport
@@ -144,10 +145,8 @@ class Heartbeat:
 
     def _stop_lost(self, job_id: str) -> None:
         running = self.node.running_attempts.get(job_id)
-        if running is None or running.task is None or running.task.done() or running.completing:
-            return
-        log.warning("lost the lease of job %s; stopping its attempt %d", job_id, running.attempt.number)
-        running.stop("lost")
+        if running is not None and running.interrupt(AttemptEvent.LOSE_LEASE):
+            log.warning("lost the lease of job %s; stopping its attempt %d", job_id, running.attempt.number)
 
     async def _renew_leases(self) -> None:
         node = self.node
@@ -156,7 +155,7 @@ class Heartbeat:
         aging = [
             (running.attempt.id, running.attempt.number)
             for running in node.running_attempts.values()
-            if running.lease_until < renew_before and not running.completing and running.stop_reason != "lost"
+            if running.lease_until < renew_before and running.needs_lease
         ]
         if not aging:
             return
@@ -219,16 +218,8 @@ class Heartbeat:
         unresponsive = [key for key, since in self._stop_requested_at.items() if now - since >= STOP_TIMEOUT_SECONDS]
         for id_, number in requested:
             running = node.running_attempts.get(id_)
-            if (
-                running is None
-                or running.attempt.number != number
-                or running.stop_reason
-                or running.task is None
-                or running.task.done()
-            ):
-                continue
-            if node.can_cancel(running.attempt):
-                running.stop("stop")
+            if running is not None and running.attempt.number == number and node.can_cancel(running.attempt):
+                running.interrupt(AttemptEvent.STOP)
         attempts = (
             await node.store.run(claim.load_live_attempts, unresponsive, node.clock.now()) if unresponsive else []
         )

@@ -17,6 +17,7 @@ from timebell.engine.leader import repair
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
 from timebell.engine.planner import Planner
+from timebell.engine.running_attempt import AttemptEvent
 from timebell.engine.worker import Worker
 from timebell.errors import StoreError
 from timebell.model.repair_report import RepairReport
@@ -184,8 +185,7 @@ class Service:
         ):
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
         for running in list(node.running_attempts.values()):
-            if running.task is not None and not running.task.done():
-                running.stop("drain")
+            running.interrupt(AttemptEvent.DRAIN)
         if self.worker.tasks:
             await asyncio.wait(self.worker.tasks, timeout=1)
         for _ in range(100):
