@@ -1,4 +1,4 @@
-"""Hot statements: SQL text shared by all dialects, with macros (`$name`) for the parts that differ.
+"""Statements shared by all dialects, with macros (`$name`) for the parts that differ.
 
 A statement takes a whole batch as one JSON parameter, so its cost does not grow with round trips or bind variables:
 `$rows` expands to a common table expression `d` with the rows of the batch. The other macros are defined and explained
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from string import Template
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from sqlalchemy import TextClause
 from sqlalchemy import text as text_clause
@@ -26,27 +26,15 @@ class StatementDialect(Protocol):
         """Return a SELECT that reads the JSON parameter `:rows` as rows; `columns` maps names to types."""
 
 
-class SplitStatement(NamedTuple):
-    """A variant of a statement for drivers that are slow at returning many rows: two statements in one transaction.
-
-    `read` returns one row: all results as one JSON text, and a JSON list of ids. `write` takes that list as `:ids`,
-    writes the same rows, and returns nothing.
-    """
-
-    read: str
-    write: str
-
-
 class Statement:
     """One SQL statement for all dialects.
 
     `columns` are the columns of its batch, as name=type with the types id, text, int, real, bool and instant.
     """
 
-    def __init__(self, template: str, split: SplitStatement | None = None, /, **columns: str) -> None:
+    def __init__(self, template: str, /, **columns: str) -> None:
         self.template = Template(template)
         self.columns = columns
-        self.split = None if split is None else (Statement(split.read, **columns), Statement(split.write, **columns))
         self.returned_columns: list[str] | None = None
         """The names of the returned columns, known after the first execution."""
         self.named_sql_cache: dict[str, str] = {}
@@ -55,8 +43,6 @@ class Statement:
         """Results of `values_sql` by dialect name and number of rows."""
         self.varying_sql_cache: dict[tuple[str, ...], str] = {}
         """Results of `varying_sql` by columns; used by one dialect only, SQLite."""
-        self.returned_many = False
-        """True if the last execution returned many rows; then the next one uses `split`. A hint."""
         self._clause_cache: dict[str, TextClause] = {}
         self._numbered_sql_cache: dict[str, tuple[str, list[str]]] = {}
 

@@ -8,18 +8,18 @@ thread with a MariaDB connection, or on a connection of the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import orjson
 from sqlalchemy import Connection, Executable, Insert, Table, text
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.engine import CursorResult
 
+from timebell.store.dialects.operations import Operations
+from timebell.store.sql import SQL
+from timebell.store.sql import Row as Row
 from timebell.store.statement import Statement, StatementDialect
-
-Row = Mapping[str, Any]
 
 JOBS, SCHEDULES = "jobs", "schedules"
 """Subjects of notifications: something is due earlier than other nodes know. SCHEDULES includes JOBS."""
@@ -31,27 +31,13 @@ NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 probe: Callable[[str], None] | None = None
 
 
-class Dialect(StatementDialect, Protocol):
+class Dialect(Operations, StatementDialect, Protocol):
     """The database-specific parts that operations may use."""
-
-    delete_in_cte: bool
-    partitioned: bool
-
-    def to_db(self, instant: datetime | None) -> Any:
-        """Convert an instant to a parameter or JSON value of a Statement."""
-
-    def from_db(self, value: Any) -> Any:
-        """Convert a value from the database to a datetime, or None."""
 
 
 def insert_ignore(dialect: Dialect, table: Table) -> Insert:
     """Return an INSERT that ignores rows whose key exists already."""
-    if dialect.name.startswith("mysql"):
-        from sqlalchemy.dialects.mysql import insert as mysql_insert
-
-        key = table.primary_key.columns[0]
-        return mysql_insert(table).on_duplicate_key_update({key.name: key})
-    return postgresql_insert(table).on_conflict_do_nothing()  # same syntax in SQLite
+    return dialect.insert_ignore(table)
 
 
 class Transaction(Protocol):
@@ -61,6 +47,12 @@ class Transaction(Protocol):
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         """Execute a hot statement with a batch of `rows` and other parameters; return its rows."""
+
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
+        """Execute a literal statement; return its rows."""
+
+    def atomic(self) -> AbstractContextManager[object]:
+        """Return a context whose statements are one transaction, also on a connection in autocommit mode."""
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         """Execute a SQLAlchemy Core statement."""
@@ -114,6 +106,14 @@ class SqlTransaction:
             params["rows"] = orjson.dumps(rows).decode()
         result = self.connection.execute(statement.clause(self.dialect), params)
         return [dict(row._mapping) for row in result] if result.returns_rows else []
+
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
+        self.steps()
+        result = self.connection.execute(statement.clause, params)
+        return [dict(row._mapping) for row in result] if result.returns_rows else []
+
+    def atomic(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         self.steps()

@@ -129,7 +129,7 @@ async def join_caller_connection(
         )  # fmt: skip
 
     def run_on(connection: Connection) -> tuple[R, str]:
-        kind = dialect.name.partition(" ")[0]
+        kind = dialect.name
         backend = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         if backend != kind:
             raise InvalidInput(

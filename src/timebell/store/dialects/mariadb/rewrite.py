@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from timebell.store.statement import Statement
-from timebell.store.types import from_micros, to_micros
 
 NAME = "mysql"
 """The SQLAlchemy name of the dialect."""
-_NOW_MICROS = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)"
 
 # Column names that are reserved words of MariaDB. SQL keywords in statements are upper case, so they do not match.
 _RESERVED = re.compile(r"(?<![:'\w`])(key|cursor|before)\b(?!')")
@@ -47,49 +44,21 @@ _LAST_SUCCESS = (
 )
 
 
-class MariaDialect:
-    """The macros and value conversions of MariaDB.
+class MariaMacros:
+    """The macros of MariaDB. Some expand to markers (`<<`, `>>`, `<each>`) that `rewrite` replaces."""
 
-    The macros are explained in `dialects/postgres/macros.py`. Some expand to markers (`<<`, `>>`, `<skip>`, `<each>`)
-    that `rewrite` replaces. With `server_clock=False` (virtual time) only `:now` decides which jobs are due.
-    """
-
-    delete_in_cte = False
-    partitioned = False
-
-    def __init__(self, *, server_clock: bool = True) -> None:
-        self.name = f"{NAME}{'' if server_clock else ' on virtual time'}"
-        # Never start a job early, even if the clock of this node is ahead: the server's clock must agree.
-        guard = f" AND {{}} <= {_NOW_MICROS}" if server_clock else ""
-        self.macros: Mapping[str, str] = {
-            "in": "IN (<<",
-            "end_in": ">>)",
-            "skip_locked": "FOR UPDATE SKIP LOCKED",
-            "for_update": "FOR UPDATE",
-            "select_unlocked": "SELECT id FROM d <skip>",  # marker: the SELECT that locks gets SKIP LOCKED
-            "row_id": "id",
-            "updated_id": "j.id",
-            "minute": "run_at DIV 60000000",
-            "may_have_waiting": "true",
-            # Executed once per row of the batch, because MariaDB has no LATERAL join.
-            "lateral": "<each>timebell_jobs s",
-            "per_row": "<each>DUAL",
-            "last_success": _LAST_SUCCESS,
-            "end_lateral": "",
-            "due": "run_at <= :now" + guard.format("run_at"),
-            "due_schedule": "next_fire_at <= :now" + guard.format("next_fire_at"),
-            "handled": "(route IN :exact OR (:everything AND route NOT LIKE '@%') OR :prefixes)",
-        }
+    name = NAME
+    macros: Mapping[str, str] = {
+        "in": "IN (<<",
+        "end_in": ">>)",
+        # Executed once per row of the batch, because MariaDB has no LATERAL join.
+        "per_row": "<each>DUAL",
+        "last_success": _LAST_SUCCESS,
+    }
 
     def batch_select(self, columns: Mapping[str, str]) -> str:
         """Return a marker: the VALUES list for `:rows` is written for each call."""
         return "\0"
-
-    def to_db(self, instant: datetime | None) -> Any:
-        return None if instant is None else to_micros(instant)
-
-    def from_db(self, value: Any) -> Any:
-        return None if value is None else from_micros(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +78,9 @@ class RewrittenStatement:
 
 
 @lru_cache(maxsize=500)
-def rewrite(statement: Statement, dialect: MariaDialect) -> RewrittenStatement:
+def rewrite(statement: Statement, dialect: MariaMacros) -> RewrittenStatement:
     """Rewrite a Statement for MariaDB."""
-    text = statement.named_sql(dialect)
-    if "<skip>" in text:
-        waiting = _rewrite_text(text.replace(" <skip>", ""), statement)
-        return replace(waiting, read=waiting.read.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED"))
-    return _rewrite_text(text, statement)
+    return _rewrite_text(statement.named_sql(dialect), statement)
 
 
 def _rewrite_text(text: str, statement: Statement) -> RewrittenStatement:
@@ -254,9 +219,6 @@ def bind_parameters(
                 values.extend(map(row.get, columns))
             placeholders = f"({', '.join(['%s'] * len(columns))})"
             return f"VALUES {', '.join([placeholders] * len(rows))}"
-        if name == "prefixes":
-            values.extend(argument for prefix in params[name] for argument in (len(prefix), prefix))
-            return " OR ".join(["LEFT(route, %s) = %s"] * len(params[name])) or "false"
         value = [row[name[2:]] for row in rows] if name.startswith("d_") else params[name]
         if isinstance(value, list | tuple):
             values.extend(value)

@@ -26,7 +26,9 @@ from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_co
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread, no_finish
 from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
-from timebell.store.dialects.mariadb.rewrite import MariaDialect, RewrittenStatement, bind_parameters, rewrite
+from timebell.store.dialects.mariadb.dialect import MariaDialect
+from timebell.store.dialects.mariadb.rewrite import RewrittenStatement, bind_parameters, rewrite
+from timebell.store.sql import SQL
 from timebell.store.statement import Statement
 from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros
@@ -77,6 +79,12 @@ class MariaTransaction(SqlTransaction):
             for part in _split_by_size(rows) if writes else (rows,):
                 result += self._execute_rewritten(rewritten, columns, part, params)
         return result
+
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
+        self.steps()
+        text, names = statement.formatted
+        result = self.connection.exec_driver_sql(text, tuple([params[name] for name in names]))
+        return [dict(row._mapping) for row in result] if result.returns_rows else []
 
     def _execute_rewritten(
         self,
@@ -292,11 +300,11 @@ class MariaStore:
         return False
 
 
-READ_CLOCK = Statement("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS at")
+READ_CLOCK = SQL("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS at")
 
 
 def _read_clock(tx: Any) -> datetime:
-    return from_micros(int(tx.fetch(READ_CLOCK)[0]["at"]))
+    return from_micros(int(tx.run_sql(READ_CLOCK)[0]["at"]))
 
 
 def _with_rewriting(operation: Callable[..., R]) -> Callable[..., R]:
