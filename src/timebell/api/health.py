@@ -129,7 +129,7 @@ def _verbose_details(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "status": "ready",
         "version": package_version(),
         "node": app.settings.node_name,
-        "store": app.store.dialect.name.partition(" ")[0],
+        "store": app.store.dialect.name,
         "schema": HEAD,
         "tzdata": tzdata_version(),
         "databaseTime": database_time.isoformat().replace("+00:00", "Z"),

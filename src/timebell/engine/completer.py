@@ -43,7 +43,7 @@ class Completer:
     @property
     def skip_locked(self) -> bool:
         """True if the database has row locks, so that locked rows can be skipped."""
-        return bool(self.node.store.dialect.macros["skip_locked"])
+        return self.node.store.multi_node
 
     def submit(self, *completions: Completion) -> None:
         """Queue completions; their attempts stay in `node.running_attempts` until they are written."""
@@ -179,7 +179,7 @@ class Completer:
         watched, plain, serialized = _group_by_path(final)
         written: set[str] = set()
         if plain:
-            rows = await (store.run_autocommit if store.dialect.delete_in_cte else store.run)(
+            rows = await (store.run_autocommit if store.dialect.complete_in_one_statement else store.run)(
                 complete.complete_jobs, plain, skip_locked=skip_locked
             )
             all_written = len(rows) == len(plain)  # the usual case

@@ -19,7 +19,7 @@ from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport
-from timebell.store.cluster import nodes, stalled_sessions
+from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, complete, unhandled_topics
 from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.tenancy import monthly_quota, tenant_limits
@@ -81,7 +81,7 @@ class Heartbeat:
         await self._measure_clock()
         await self._renew_leases()
         # Early, because the following steps may wait for locks of stalled sessions.
-        if terminated := await node.store.run_autocommit(stalled_sessions.terminate_stalled):
+        if terminated := await node.store.run_autocommit(nodes.terminate_stalled_sessions):
             log.warning("terminated database sessions that stalled in the middle of a statement: %s", terminated)
         self.node_record = self._next_node_record()
         if await node.store.run(nodes.announce, self.node_record) and not node.stopping:

@@ -283,7 +283,13 @@ finished = Table(
     Column("skipped_to", Instant),
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
-    Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
+    Index(
+        "timebell_finished_schedule",
+        "schedule_id",
+        "scheduled_at",
+        postgresql_where=_HAS_SCHEDULE,
+        sqlite_where=_HAS_SCHEDULE,
+    ),
     Index("timebell_finished_tenant", "tenant_id", "state", "id"),
     Index(
         "timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER

@@ -8,17 +8,16 @@ thread with a MariaDB connection, or on a connection of the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import orjson
-from sqlalchemy import Connection, Executable, Insert, Table, text
+from sqlalchemy import Connection, Executable, text
 from sqlalchemy.engine import CursorResult
 
-from timebell.store.statement import Statement, StatementDialect
-
-Row = Mapping[str, Any]
+from timebell.store.dialects.operations import Operations
+from timebell.store.sql import SQL
+from timebell.store.sql import Row as Row
 
 JOBS, SCHEDULES = "jobs", "schedules"
 """Subjects of notifications: something is due earlier than other nodes know. SCHEDULES includes JOBS."""
@@ -30,31 +29,8 @@ NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 probe: Callable[[str], None] | None = None
 
 
-class Dialect(StatementDialect, Protocol):
+class Dialect(Operations, Protocol):
     """The database-specific parts that operations may use."""
-
-    delete_in_cte: bool
-    partitioned: bool
-
-    def to_db(self, instant: datetime | None) -> Any:
-        """Convert an instant to a parameter or JSON value of a Statement."""
-
-    def from_db(self, value: Any) -> Any:
-        """Convert a value from the database to a datetime, or None."""
-
-    def insert_ignoring_duplicates(self, table: Table) -> Insert:
-        """Return an INSERT that ignores rows whose key exists already; cached, as `upsert`."""
-
-    def upsert(
-        self, table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
-    ) -> Insert:  # fmt: skip
-        """Return an INSERT that updates the rows whose key exists already.
-
-        It replaces the columns `replace` by the new values, and adds the new values to the columns `add`. `key` are the
-        columns of a unique index; by default those of the primary key.
-
-        The statement is cached, because building it takes longer than executing it: pass the rows to `execute`.
-        """
 
 
 class Transaction(Protocol):
@@ -62,8 +38,11 @@ class Transaction(Protocol):
 
     dialect: Dialect
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        """Execute a hot statement with a batch of `rows` and other parameters; return its rows."""
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
+        """Execute a literal statement; return its rows."""
+
+    def atomic(self) -> AbstractContextManager[object]:
+        """Return a context whose statements are one transaction, also on a connection in autocommit mode."""
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         """Execute a SQLAlchemy Core statement."""
@@ -111,12 +90,13 @@ class SqlTransaction:
         self.steps = steps
         self.wants_notify = ""
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
-        if statement.columns:
-            params["rows"] = orjson.dumps(rows).decode()
-        result = self.connection.execute(statement.clause(self.dialect), params)
+        result = self.connection.execute(statement.clause, params)
         return [dict(row._mapping) for row in result] if result.returns_rows else []
+
+    def atomic(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         self.steps()

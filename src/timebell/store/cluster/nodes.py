@@ -16,7 +16,6 @@ from sqlalchemy import delete, func, insert, select, update
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
 from timebell.store.schema import leaderships, leases, nodes
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 LEADER = "leader"
@@ -111,12 +110,9 @@ def list_nodes(tx: Transaction) -> list[Node]:
     ]
 
 
-HEARTBEATS = Statement("SELECT id, heartbeat FROM timebell_nodes")
-
-
 def list_heartbeats(tx: Transaction) -> dict[str, int]:
     """Return the heartbeat counters of all nodes that have a row, by node id."""
-    return {str(row["id"]): row["heartbeat"] for row in tx.fetch(HEARTBEATS)}
+    return {row.id: row.heartbeat for row in tx.execute(select(nodes.c.id, nodes.c.heartbeat))}
 
 
 def remove_nodes(tx: Transaction, ids: list[str], now: datetime | None = None) -> None:
@@ -126,6 +122,11 @@ def remove_nodes(tx: Transaction, ids: list[str], now: datetime | None = None) -
         tx.execute(update(leaderships).where(current).values(ended_at=now, resigned=True))
     tx.execute(delete(nodes).where(nodes.c.id.in_(ids)))
     tx.execute(update(leases).where(leases.c.holder.in_(ids)).values(holder=None))
+
+
+def terminate_stalled_sessions(tx: Transaction) -> list[int]:
+    """Terminate database sessions of frozen nodes, which hold locks; return the ids of the sessions."""
+    return tx.dialect.terminate_stalled_sessions(tx)
 
 
 def get_lease(tx: Transaction) -> Lease:

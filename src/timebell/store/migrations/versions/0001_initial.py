@@ -251,7 +251,12 @@ def upgrade() -> None:
         ["tenant_id", "owner_id", "id"],
         **_where("owner_id IS NOT NULL"),
     )
-    op.create_index("timebell_finished_schedule", "timebell_finished", ["schedule_id", "scheduled_at"])
+    op.create_index(
+        "timebell_finished_schedule",
+        "timebell_finished",
+        ["schedule_id", "scheduled_at"],
+        **_where("schedule_id IS NOT NULL"),
+    )
     op.create_index("timebell_finished_tenant", "timebell_finished", ["tenant_id", "state", "id"])
     op.create_index("timebell_finished_topic", "timebell_finished", ["tenant_id", "topic", "id"])
     op.create_table(

@@ -14,7 +14,7 @@ from functools import cache
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
-from timebell.store.transaction import Transaction
+from timebell.store.dialects.operations import Executor
 
 log = logging.getLogger("timebell.heartbeat")
 CLIENT_READ_TIMEOUT = timedelta(seconds=4)
@@ -38,10 +38,8 @@ _TERMINATE = text(
 )
 
 
-def terminate_stalled(tx: Transaction) -> list[int]:
+def terminate_stalled_sessions(tx: Executor) -> list[int]:
     """Terminate stalled sessions; return their process ids. Their transactions are rolled back."""
-    if tx.dialect.name != "postgresql":  # MariaDB terminates them itself (net_read_timeout, net_write_timeout)
-        return []
     try:
         rows = tx.execute(
             _TERMINATE, {"client_read_timeout": CLIENT_READ_TIMEOUT, "client_write_timeout": CLIENT_WRITE_TIMEOUT}
