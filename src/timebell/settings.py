@@ -72,6 +72,8 @@ class Settings:
     arrivals_url: str | None = _setting(None, "secret")
     http_host: str = _setting("127.0.0.1", "text")
     http_port: int = _setting(8700, "int", minimum=1, maximum=65_535)
+    http_trusted_proxies: str | None = _setting(None, "text")
+    http_cors_origins: str | None = _setting(None, "text")
     url: str = _setting("http://127.0.0.1:8700", "text")
     api_key: str | None = _setting(None, "secret")
     tenant: str | None = _setting(None, "text")

@@ -22,15 +22,16 @@ from .web import SECRET, Web
 def make(store_url: str) -> Callable[..., Any]:
     """Return a context manager: `async with make() as web:` serves an app of this store.
 
-    With `open_here`, clients on this machine need no key. Other options are passed to Timebell.
+    With `open_here`, clients on this machine need no key. `proxies` are trusted proxies. Other options
+    are passed to Timebell.
     """
 
     @asynccontextmanager
     async def served(
-        *, open_here: bool = True, clock: VirtualClock | None = None, **options: Any
+        *, open_here: bool = True, clock: VirtualClock | None = None, proxies: str | None = None, **options: Any
     ) -> AsyncIterator[Web]:
         app = Timebell(store_url, clock=clock, **options)
-        app.settings = replace(app.settings, secret_key=SECRET)
+        app.settings = replace(app.settings, secret_key=SECRET, http_trusted_proxies=proxies)
         site = server.HttpApp(app, [health.router(app), v1.build_routes(app.features)], allow_local=open_here)
         transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as client:

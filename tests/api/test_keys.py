@@ -137,5 +137,5 @@ async def test_invalid_keys_are_refused(make: Make) -> None:
         ):  # fmt: skip
             is_problem(await web.post("/keys", {"name": "x", "role": "viewer", **wrong}), 422, code)
         past = {"name": "x", "role": "viewer", "expiresAt": "2020-01-01T00:00:00Z"}
-        is_problem(await web.post("/keys", past), 400, "SCHEDULE_IN_THE_PAST")
+        is_problem(await web.post("/keys", past), 400, "KEY_EXPIRY_IN_THE_PAST")
         assert (await web.get("/keys")).json()["items"] == []

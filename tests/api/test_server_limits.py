@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
-from timebell.api import authentication, route, server
+from timebell.api import admission, route, server
 
 from .live import serve
-from .web import NIGHTLY, is_problem
+from .web import NIGHTLY, is_problem, wait_until
 
 Make = Callable[..., Any]
 GET = b"GET /api/v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -45,6 +45,7 @@ async def test_a_slow_request_head_is_cut_off(make: Make, monkeypatch: pytest.Mo
 
 async def test_slow_and_oversized_bodies_are_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "BODY_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(route, "SMALL_BODY_TIMEOUT_SECONDS", 0.3)
     async with make() as web, serve(web) as live:
         slow = await live.send(POST + b'Content-Length: 100\r\n\r\n{"name":')
         assert slow.split()[1] == b"408"
@@ -84,10 +85,11 @@ async def test_responses_carry_cache_and_security_headers(make: Make) -> None:
         assert {"ratelimit", "ratelimit-policy"} <= created.headers.keys()
 
 
-async def test_waiting_changes_are_limited(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_WAITING_CHANGES", 3)
-    async with make() as web:
-        await web.app.open()
+async def test_waiting_changes_are_limited_per_tenant(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_CONCURRENT_CHANGES", 4)
+    monkeypatch.setattr(admission, "MAX_WAITING_PER_OWNER", 3)
+    async with make(open_here=False) as web:
+        ours, theirs = await web.key("admin", "ours"), await web.key("admin", "theirs")
         begin, go, waiting = web.app.store.begin, asyncio.Event(), asyncio.Semaphore(0)
 
         @asynccontextmanager
@@ -99,17 +101,73 @@ async def test_waiting_changes_are_limited(make: Make, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(web.app.store, "begin", held)
         job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
-        first = [asyncio.create_task(web.post("/jobs", job)) for _ in range(3)]
-        async with asyncio.timeout(60):
-            for _ in first:
-                await waiting.acquire()
-        refused = await web.post("/jobs", job)
+        first = [asyncio.create_task(web.post("/jobs", job, key=ours)) for _ in range(2 + 3 + 1)]
+        done, _ = await asyncio.wait(first, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        [refused] = [one.result() for one in done]
         is_problem(refused, 503, "TOO_BUSY")
         assert refused.headers["retry-after"] == "1"
-        assert (await web.get("/jobs")).status_code == 200  # reads are not limited
+        assert (await web.get("/jobs", key=ours)).status_code == 200  # reads are not limited
+        other = asyncio.create_task(web.post("/jobs", job, key=theirs))
+        async with asyncio.timeout(60):
+            for _ in range(3):  # two of our tenant, and the other one, which found a slot
+                await waiting.acquire()
         go.set()
-        assert {(await one).status_code for one in first} == {201}
-        assert (await web.post("/jobs", job)).status_code == 201
+        assert (await other).status_code == 201
+        assert sorted([(await one).status_code for one in first]) == [201] * 5 + [503]
+
+
+async def test_half_sent_bodies_delay_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_ARRIVING_PER_OWNER", 5)
+    monkeypatch.setattr(route, "SMALL_BODY_TIMEOUT_SECONDS", 120.0)
+    job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
+    async with make() as web, serve(web) as live:
+        slow = [await live.connect() for _ in range(20)]
+        for _, writer in slow:
+            writer.write(POST.replace(b"schedules", b"schedules/preview") + b"Content-Length: 200\r\n\r\n{")
+        async with asyncio.timeout(60):  # less than the time limit of a body
+            answers = asyncio.as_completed([reader.readline() for reader, _ in slow])
+            displaced = [(await next(answers)).split()[1] for _ in range(15)]
+        assert displaced == [b"408"] * 15
+        for _ in range(10):
+            assert (await web.post("/jobs", job)).status_code == 201
+        for _, writer in slow:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        for rest in answers:
+            with suppress(OSError):
+                await rest
+
+
+async def test_a_change_of_a_client_that_left_is_not_made(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_CONCURRENT_CHANGES", 3)
+    job = b'{"topic":"a","timezone":"UTC","runAt":"2090-01-01T00:00:00Z"}'
+    raw = POST.replace(b"schedules", b"jobs") + b"Content-Length: %d\r\n\r\n" % len(job) + job
+    async with make() as web, serve(web) as live:
+        changes = web.site.authenticator.capacity.changes
+        async with changes.hold("default"):
+            _, writer = await live.connect()
+            writer.write(raw)
+            await wait_until(lambda: changes.waiting)
+            writer.close()
+            await writer.wait_closed()
+            await wait_until(lambda: not changes.waiting)
+        assert (await web.get("/jobs")).json()["items"] == []
+        assert (await live.send(raw)).split()[1] == b"201"
+
+
+async def test_ambiguous_body_lengths_are_refused_and_the_connection_closed(make: Make) -> None:
+    body = b'{"topic":"a","timezone":"UTC","runAt":"2090-01-01T00:00:00Z"}'
+    lengths = [b"Content-Length: %d\r\n" % len(body), b"Transfer-Encoding: chunked\r\n"]
+    chunked = b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+    async with make() as web, serve(web) as live:
+        for first, second in (lengths, lengths[::-1]):
+            raw = POST.replace(b"schedules", b"jobs") + first + second + b"\r\n" + chunked
+            response = await live.send(raw + GET + b"\r\n")
+            assert response.split()[1] == b"400"
+            assert b"AMBIGUOUS_BODY_LENGTH" in response
+            assert response.count(b"HTTP/1.1 ") == 1  # the second request is not read
+        assert (await web.get("/jobs")).json()["items"] == []
 
 
 async def test_a_flood_of_changes_leaves_connections_to_the_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,4 +190,4 @@ async def test_a_flood_of_changes_leaves_connections_to_the_engine(make: Make, m
         job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
         created = await asyncio.gather(*(web.post("/jobs", job) for _ in range(60)))
         assert {one.status_code for one in created} == {201}
-        assert 1 < most <= authentication.MAX_CONCURRENT_CHANGES
+        assert 1 < most <= admission.MAX_CONCURRENT_CHANGES

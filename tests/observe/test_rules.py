@@ -51,6 +51,8 @@ FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "TimebellFailureRateHigh": (
         [('timebell_fires_total{outcome="ok"}', "0+89x60"),
          ('timebell_fires_total{outcome="dead"}', "0+11x60")], "12m"),
+    "TimebellAuthenticationFailures": (
+        [('timebell_auth_failures_total{reason="wrong_key"}', "0+20x30")], "10m"),
     "TimebellNoLeader": ([("timebell_leader", "0x10")], "2m"),
     "TimebellLeaderFlapping": ([("timebell_leader_changes_total", "0+1x60")], "5m"),
     "TimebellClockSkew": ([('timebell_node_clock_skew_seconds{instance="a"}', "-0.6x20")], "3m"),

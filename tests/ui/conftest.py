@@ -38,10 +38,14 @@ def serve_sqlite(sqlite_url: str) -> Callable[..., Any]:
 def _server(url: str) -> Callable[..., Any]:
     @asynccontextmanager
     async def served(
-        *, allow_local: bool = False, clock: VirtualClock | None = None, app: Timebell | None = None
+        *,
+        allow_local: bool = False,
+        clock: VirtualClock | None = None,
+        app: Timebell | None = None,
+        proxies: str | None = None,
     ) -> AsyncIterator[Browser]:
         app = app or Timebell(url, clock=clock)
-        app.settings = replace(app.settings, secret_key=SECRET)
+        app.settings = replace(app.settings, secret_key=SECRET, http_trusted_proxies=proxies)
         web = server.HttpApp(
             app,
             [health.router(app), v1.build_routes(app.features), site.build_routes(app.features)],

@@ -30,7 +30,7 @@ async def test_bulk_actions_ask_for_confirmation_and_report_each_conflict(serve_
         schedules = [
             (await browser.web.post("/api/v1/schedules", {**NIGHTLY, "name": f"many-{n}"})).json() for n in range(3)
         ]
-        chosen = {f"one-{each['id']}": str(each["revision"]) for each in schedules}
+        chosen = {f"one-{each['id']}": each["etag"] for each in schedules}
         action = "/ui/schedules/several"
         assert (await browser.submit("/ui/schedules", action, what="pause")).status_code == 400
         confirmation = await browser.submit("/ui/schedules", action, what="pause", **chosen)
@@ -44,8 +44,8 @@ async def test_bulk_actions_ask_for_confirmation_and_report_each_conflict(serve_
         # One schedule was changed after the page was loaded: it stays, and its id is shown.
         path = f"/api/v1/schedules/{schedules[1]['id']}"
         await browser.web.ask("PATCH", path, {"timezone": "Europe/Paris"}, if_match="*")
-        chosen = {f"one-{each['id']}": str((await _reload(browser, each))["revision"]) for each in schedules}
-        chosen[f"one-{schedules[1]['id']}"] = "1"
+        chosen = {f"one-{each['id']}": (await _reload(browser, each))["etag"] for each in schedules}
+        chosen[f"one-{schedules[1]['id']}"] = schedules[1]["etag"]
         partial = await browser.submit("/ui/schedules", action, what="delete", sure="1", **chosen)
         assert "Deleted 2 of 3" in partial.text
         assert schedules[1]["id"] in partial.text

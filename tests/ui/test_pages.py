@@ -188,10 +188,10 @@ async def test_forms_manage_a_schedule(serve: Serve, store_url: str) -> None:
         assert (
             await browser.submit(f"{page}/backfill", f"{page}/backfill", **{"from": "x", "to": "y"})
         ).status_code == 400
-        conflict = await browser.submit(f"{page}/delete", f"{page}/delete", revision="99")
+        conflict = await browser.submit(f"{page}/delete", f"{page}/delete", etag='"99"')
         assert conflict.status_code == 412
-        revision = str((await reload())["revision"])
-        assert (await browser.submit(f"{page}/delete", f"{page}/delete", revision=revision)).status_code == 303
+        etag = (await reload())["etag"]
+        assert (await browser.submit(f"{page}/delete", f"{page}/delete", etag=etag)).status_code == 303
         assert (await browser.get(page)).status_code == 404
         log = await browser.web.get("/api/v1/audit-log?limit=20")
         assert {"schedule.pause", "schedule.resume", "schedule.undo", "schedule.delete"} <= {
@@ -251,8 +251,13 @@ async def test_a_schedule_is_created_and_edited_in_a_form(serve: Serve) -> None:
         assert "Europe/Paris" in conflict.text
         assert "Keep mine" in conflict.text
         revision = re.search(r'name="revision" value="(\d+)"', conflict.text)
+        etag = re.search(r'name="etag" value="([^"]+)"', conflict.text)
         assert revision is not None
-        mine = {**fields, "when": "0 11 * * 1-5", "timezone": "Europe/Paris", "revision": revision[1]}
+        assert etag is not None
+        mine = {
+            **fields, "when": "0 11 * * 1-5", "timezone": "Europe/Paris",
+            "revision": revision[1], "etag": html.unescape(etag[1]),
+        }  # fmt: skip
         assert (await browser.submit(edit, edit, **mine)).status_code == 303
         schedule = (await browser.web.get(api)).json()
         assert (schedule["cronExpression"], schedule["timezone"]) == ("0 11 * * 1-5", "Europe/Paris")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from timebell.api import authentication
+from timebell.api import authentication_failures
 from timebell.clock import VirtualClock
 from timebell.store.audit import audit_log
 from timebell.store.tenancy import users
@@ -72,7 +72,8 @@ async def test_a_session_ends_when_idle_and_after_half_a_day(serve: Serve) -> No
 async def test_wrong_passwords_lock_the_user_with_exponential_backoff(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authentication, "MAX_FAILURES_PER_MINUTE", 100)  # of one address; this test is about the user
+    # Of one address; this test is about the user.
+    monkeypatch.setattr(authentication_failures, "MAX_SIGN_INS_PER_MINUTE", 100)
     clock = VirtualClock(START)
     async with serve(clock=clock) as browser:
         await browser.create_user()
@@ -100,11 +101,26 @@ async def test_failed_sign_ins_are_limited_by_address(serve_sqlite: Serve, monke
             assert (await browser.sign_in()).status_code == 303  # successful sign-ins are not limited
         wrong = await asyncio.gather(*(browser.sign_in(name=f"user-{n}", password="guess") for n in range(15)))
         assert sorted(response.status_code for response in wrong) == [401] * 10 + [429] * 5  # concurrent ones count too
-        for refused in (await browser.sign_in(), await browser.post_form("/ui/sign-in", {"key": "tb_live_guess"})):
-            assert refused.status_code == 429
-            assert "TOO_MANY_WRONG_KEYS" in refused.text
+        refused = await browser.sign_in()
+        assert refused.status_code == 429
+        assert "TOO_MANY_SIGN_INS" in refused.text
+        assert (await browser.post_form("/ui/sign-in", {"key": "tb_live_guess"})).status_code == 401
         later = clock.monotonic() + 61
         monkeypatch.setattr(VirtualClock, "monotonic", lambda _: later)
+        assert (await browser.sign_in()).status_code == 303
+
+
+async def test_guesses_from_elsewhere_never_lock_a_user_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication_failures, "MAX_SIGN_INS_PER_MINUTE", 100)
+    async with serve(clock=VirtualClock(START), proxies="127.0.0.1") as browser:
+        await browser.create_user()
+        headers = browser.client.headers
+        for address in ("203.0.113.9", "2001:db8::1", "2001:db8::2"):  # the last two are one client
+            headers["x-forwarded-for"] = address
+            for _ in range(5):
+                assert (await browser.sign_in(password="not the right one")).status_code == 401
+            assert (await browser.sign_in()).status_code == 401
+        headers["x-forwarded-for"] = "198.51.100.7"
         assert (await browser.sign_in()).status_code == 303
 
 

@@ -55,7 +55,7 @@ class OccurrenceExplanation(ResponseBody):
     jobs: list[str]
 
 
-@routes.get("/audit", response_model=AuditReport, **read_route())
+@routes.get("/audit", response_model=AuditReport, **read_route(report=True))
 async def get_audit(
     ctx: Context, from_: Annotated[str, Query(alias="from", max_length=64)], to: Annotated[str, Query(max_length=64)],
     schedule: Annotated[str | None, Query(max_length=200, description="Audit only this schedule: name or id.")] = None,

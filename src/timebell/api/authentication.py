@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from timebell.alarm import Alarm
+from timebell.api.admission import Capacity
+from timebell.api.authentication_failures import AuthenticationFailures
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
@@ -23,12 +24,8 @@ from timebell.tenancy.roles import Role
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CACHE_SECONDS = 2.0  # for keys and limits; a revocation must take effect within 5 s
-MAX_FAILURES_PER_MINUTE = 10
 MAX_CACHE_ENTRIES = 10_000
 DEFAULT_REQUESTS_PER_SECOND = 2000
-MAX_CONCURRENT_CHANGES = (
-    8  # less than the connection pool, so that a flood of requests leaves connections to the engine
-)
 TENANT_HEADER = "Timebell-Tenant"
 
 
@@ -36,12 +33,6 @@ class Unauthorized(TimebellError):
     """The request has no valid key. The error does not reveal what is wrong with the key."""
 
     code = "UNAUTHORIZED"
-
-
-class TooManyWrongKeys(TimebellError):
-    """Too many failed attempts from this IP address."""
-
-    code = "TOO_MANY_WRONG_KEYS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +74,11 @@ class Authenticator:
 
     def __init__(self, app: Timebell, *, allow_local: bool) -> None:
         self.app = app
-        self.change_slots = asyncio.Semaphore(MAX_CONCURRENT_CHANGES)
+        self.capacity = Capacity()
+        self.failures = AuthenticationFailures(app)
         self.allow_local = allow_local
         self._keys_by_digest: dict[str, tuple[Key, float]] = {}
         self._keys_by_id: dict[str, tuple[Key, float]] = {}
-        self._failures: dict[str, deque[float]] = {}
         self._limits_cache: dict[str, tuple[Limits, float]] = {}
         self._buckets: dict[str, TokenBucket] = {}
         self._unrecorded: dict[str, int] = {}
@@ -96,7 +87,7 @@ class Authenticator:
         self.stopping = False
 
     async def authenticate(self, request: Request) -> Caller:
-        """Return the caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
+        """Return the caller. Raises Unauthorized, Refused, InvalidInput."""
         if (caller := getattr(request.state, "caller", None)) is not None:
             return caller  # type: ignore[no-any-return]  # set by a dashboard page that has authenticated the user
         address = request.client.host if request.client else ""
@@ -125,10 +116,11 @@ class Authenticator:
         return Caller(actor, tenant_id, role, address, key, bool(requested))
 
     async def verify_key(self, key_text: str, address: str) -> Key:
-        """Return the key with this text if it is valid for this IP address. Raises Unauthorized, TooManyWrongKeys."""
+        """Return the key with this text if it is valid for this IP address. Raises Unauthorized.
+
+        Wrong keys are not throttled: a key has 192 random bits, and a valid one must work whatever others send.
+        """
         now, at = self.app.clock.now(), self.app.clock.monotonic()
-        if len(self._recent_failures(address, at)) >= MAX_FAILURES_PER_MINUTE:
-            raise TooManyWrongKeys("Too many wrong keys were sent from this address.", fix="Wait a minute.")
         # An unknown id costs the same work as a wrong secret, so response times do not reveal valid ids.
         id_ = keys.parse_key_id(key_text) or ""
         secret_key = self.app.settings.secret_key
@@ -140,8 +132,7 @@ class Authenticator:
             stored = found[1] if found else "0" * 64
             matches = [candidate for candidate in (digest, *older) if keys.digests_match(stored, candidate)]
             if found is None or not matches or not keys.split_secret_keys(secret_key):
-                self._recent_failures(address, at).append(at)
-                raise _unauthorized()
+                raise self.reject("wrong_key" if key_text else "missing_key", address)
             if len(self._keys_by_digest) > MAX_CACHE_ENTRIES:
                 self._keys_by_digest.clear()
             cached = self._keys_by_digest[digest] = (found[0], at)
@@ -150,36 +141,20 @@ class Authenticator:
                 if stored != digest:  # created with an older secret key: rehash with the newest
                     await self.app.store.run(key_rows.replace_digest, id_, stored, digest)
         if not cached[0].is_usable(now, address):
-            raise _unauthorized()
+            raise self.reject("unusable_key", address)
         return cached[0]
 
-    def record_failure(self, address: str) -> Unauthorized:
-        """Count a failed attempt from an IP address; return the error to raise. Raises TooManyWrongKeys."""
-        recent = self._recent_failures(address, at := self.app.clock.monotonic())
-        if len(recent) >= MAX_FAILURES_PER_MINUTE:
-            raise TooManyWrongKeys("Too many wrong keys were sent from this address.", fix="Wait a minute.")
-        recent.append(at)
-        return _unauthorized()
+    def reject(self, reason: str, address: str) -> Unauthorized:
+        """Record a failed authentication and return the error to raise, which is the same for every reason."""
+        self.failures.record(reason, address)
+        return Unauthorized(
+            "This requires an API key.", fix="Send Authorization: Bearer <key>; timebell key create creates one."
+        )
 
-    def record_attempt(self, address: str) -> float:
-        """Count a password attempt before the password is verified, so that concurrent attempts count too.
-
-        Return the value to pass to clear_attempt. Raises TooManyWrongKeys.
-        """
-        at = self.app.clock.monotonic()
-        recent = self._recent_failures(address, at)
-        if len(recent) >= MAX_FAILURES_PER_MINUTE:
-            raise TooManyWrongKeys(
-                "Too many wrong passwords and keys were sent from this address.", fix="Wait a minute."
-            )
-        recent.append(at)
-        return at
-
-    def clear_attempt(self, address: str, at: float) -> None:
-        """Remove a recorded attempt after the password was correct."""
-        recent = self._recent_failures(address, self.app.clock.monotonic())
-        if at in recent:
-            recent.remove(at)
+    def count_ignored_header(self) -> None:
+        """Count a header that names the client's address, from a peer that is not a trusted proxy."""
+        if self.app.service is not None:
+            self.app.service.node.counters.forwarded_headers_ignored += 1
 
     async def is_valid(self, caller: Caller) -> bool:
         """Return whether the key of a streaming response is still valid, at most CACHE_SECONDS old.
@@ -234,15 +209,6 @@ class Authenticator:
         for alarm in self._stop_alarms:
             alarm.wake()
 
-    def _recent_failures(self, address: str, at: float) -> deque[float]:
-        """Return the times of failed attempts from an IP address within the last minute."""
-        if len(self._failures) > MAX_CACHE_ENTRIES:
-            self._failures.clear()
-        times = self._failures.setdefault(address, deque(maxlen=MAX_FAILURES_PER_MINUTE))
-        while times and at - times[0] > 60:
-            times.popleft()
-        return times
-
     async def throttle(self, caller: Caller) -> Mapping[str, str]:
         """Count a request of a tenant and return the RateLimit headers. Raises LimitReached."""
         self._unrecorded[caller.tenant_id] = self._unrecorded.get(caller.tenant_id, 0) + 1
@@ -281,12 +247,6 @@ class Authenticator:
     def unrecorded_requests(self, tenant_id: str) -> int:
         """Return the number of requests of a tenant on this node that are not persisted yet."""
         return self._unrecorded.get(tenant_id, 0)
-
-
-def _unauthorized() -> Unauthorized:
-    return Unauthorized(
-        "This requires an API key.", fix="Send Authorization: Bearer <key>; timebell key create creates one."
-    )
 
 
 def _check_local(request: Request) -> None:

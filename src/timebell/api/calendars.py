@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -24,6 +25,7 @@ from timebell.recurrence import Calendar
 from timebell.recurrence.calendar.calendar import MAX_DATES
 from timebell.store.schedules import calendars as rows
 from timebell.store.schedules.calendars import CalendarVersion, SavedCalendar
+from timebell.store.tenancy.tenants import lock_tenant
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["calendars"])
@@ -101,7 +103,7 @@ async def get_calendar(
     """Get the newest or a specific version of a calendar."""
     for candidate in await ctx.run(rows.list_versions, ctx.tenant_id, name):
         if version in (None, candidate.calendar.version):
-            return json_response(_render_version(candidate))
+            return json_response(_render_version(candidate), headers={"ETag": etag(candidate)})
     raise not_found("calendar", name)
 
 
@@ -115,9 +117,13 @@ async def list_calendar_versions(name: Id, ctx: Context) -> Response:
 
 
 @routes.put("/calendars/{name}", response_model=CalendarSaved, **change_route("calendar.put", Role.EDITOR))
-async def put_calendar(name: Id, body: CalendarIn, ctx: Context) -> Response:
+async def put_calendar(name: Id, body: CalendarIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Save a new version, unless it equals the newest one. Schedules that follow the name use it immediately."""
     ctx.subject = name
+    await ctx.run(lock_tenant, ctx.tenant_id)  # as saving does: one version after another
+    own = [one for one in await ctx.run(rows.list_versions, ctx.tenant_id, name) if one.tenant_id == ctx.tenant_id]
+    if own:
+        check_match(if_match, etag(own[0]), f"The calendar {name!r:.80}", name)
     saved: SavedCalendar = await ctx.app.save_calendar(
         name, _build_calendar(body), tenant_id=ctx.tenant_id, connection=ctx.connection
     )
@@ -139,6 +145,11 @@ def _build_calendar(body: CalendarIn) -> Calendar:
             code="INVALID_CALENDAR", fix='Specify e.g. {"country": "DE", "subdivision": "BY"}, or explicit days.',
         )  # fmt: skip
     return Calendar.of(country, subdivision, years=None if years is None else range(years[0], years[1] + 1))
+
+
+def etag(version: CalendarVersion) -> str:
+    """Return the strong ETag of a calendar: its version, and its tenant, as a shared one may be replaced by an own."""
+    return entity_tag(version.calendar.version or 0, version.tenant_id)
 
 
 def _render_version(version: CalendarVersion) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Forecast(ResponseBody):
     minutes: list[Minute]
 
 
-@routes.get("/forecast", response_model=Forecast, **read_route())
+@routes.get("/forecast", response_model=Forecast, **read_route(report=True))
 async def get_forecast(
     ctx: Context, from_: Annotated[OptionalInstant, Query(alias="from")] = None, to: OptionalInstant = None
 ) -> Response:

@@ -1,9 +1,11 @@
-"""Optimistic locking with If-Match: replacing an existing object requires its current ETag."""
+"""Optimistic locking with If-Match: a change based on an old representation is refused."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from hashlib import sha256
+from typing import Annotated, Any
 
+import orjson
 from fastapi import Header
 
 from timebell.errors import RevisionMissing, RevisionStale
@@ -13,7 +15,23 @@ IfMatch = Annotated[
 ]
 
 
-def require_match(if_match: str | None, etag: str, subject: str, existing: str) -> None:
+def entity_tag(revision: int, *state: Any) -> str:
+    """Return the strong ETag of an object: its revision, and a digest of the `state` that is not part of revisions.
+
+    State is what people change without an edit, such as a pause. What changes by itself, such as the time of the next
+    run, is excluded: otherwise a schedule that fires every second could not be edited.
+    """
+    if not any(state):
+        return f'"{revision}"'
+    return f'"{revision}-{sha256(orjson.dumps(state, default=str)).hexdigest()[:12]}"'
+
+
+def matches(if_match: str, tag: str) -> bool:
+    """Return whether the header contains the current ETag, or `*`."""
+    return if_match == "*" or tag in [each.strip().removeprefix("W/") for each in if_match.split(",")]
+
+
+def require_match(if_match: str | None, tag: str, subject: str, existing: str) -> None:
     """Check If-Match against the current ETag. Raises RevisionMissing, RevisionStale.
 
     `subject` starts the error message; `existing` is the id of the object.
@@ -21,10 +39,15 @@ def require_match(if_match: str | None, etag: str, subject: str, existing: str) 
     if if_match is None:
         raise RevisionMissing(
             f"{subject} exists, so a change must specify its revision.",
-            fix=f"Send If-Match: {etag} (or * to overwrite any revision).",
+            fix=f"Send If-Match: {tag} (or * to overwrite any revision).",
         )
-    if if_match != "*" and etag not in [tag.strip().removeprefix("W/") for tag in if_match.split(",")]:
+    check_match(if_match, tag, subject, existing)
+
+
+def check_match(if_match: str | None, tag: str, subject: str, existing: str) -> None:
+    """Check If-Match, if it was sent, against the current ETag. Raises RevisionStale."""
+    if if_match is not None and not matches(if_match, tag):
         raise RevisionStale(
-            f"{subject} is now {etag}, and the change is based on {if_match:.40}.", existing=existing,
+            f"{subject} is now {tag}, and the change is based on {if_match:.40}.", existing=existing,
             fix="Read it again and repeat the change.",
         )  # fmt: skip

@@ -32,7 +32,7 @@ routes = APIRouter(route_class=ApiRoute, tags=["operations"])
 FILTER_FIELDS = {
     "schedule_id": "scheduleId", "owner_id": "ownerId", "error_code": "errorCode", "start": "from", "end": "to",
 }  # fmt: skip
-Rate = Annotated[float | None, Field(gt=0, le=2000, description="Maximum number of items per second.")]
+Rate = Annotated[float | None, Field(ge=0.001, le=2000, description="Maximum number of items per second.")]
 
 
 class Progress(ResponseBody):

@@ -12,9 +12,13 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
-from timebell.api.authentication import TooManyWrongKeys, Unauthorized
-from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported
+from timebell.api.admission import TooBusy
+from timebell.api.authentication import Unauthorized
+from timebell.api.authentication_failures import TooManySignIns
+from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
 from timebell.api.schemas import UnknownField
 from timebell.errors import (
     Conflict,
@@ -32,10 +36,10 @@ from timebell.tenancy.limits import LimitReached
 log = logging.getLogger("timebell.api")
 
 STATUS_BY_ERROR: tuple[tuple[type[TimebellError], int], ...] = (
-    (Unauthorized, 401), (TooManyWrongKeys, 429), (LimitReached, 429), (BodyTooLarge, 413),
+    (Unauthorized, 401), (TooManySignIns, 429), (LimitReached, 429), (BodyTooLarge, 413),
     (BodyTooSlow, 408), (MediaTypeUnsupported, 415),
     (RevisionStale, 412), (RevisionMissing, 428), (InThePast, 400), (NotFound, 404), (Conflict, 409), (Refused, 403),
-    (StoreError, 503), (InvalidInput, 422),
+    (StoreError, 503), (TooBusy, 503), (ReportTooSlow, 503), (InvalidInput, 422),
 )  # fmt: skip
 # JSON pointer of the field that an error code refers to.
 POINTERS = {
@@ -83,9 +87,7 @@ def problem_for(
         headers["Retry-After"] = str(math.ceil(after or 60))
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = "1"
-        detail = "The database does not answer."
-    else:
-        detail = error.message
+    detail = "The database does not answer." if isinstance(error, StoreError) else error.message
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and errors is None:
         fix = {"fix": error.fix} if error.fix else {}
         errors = [{"pointer": POINTERS.get(error.code, ""), "detail": error.message, "code": error.code, **fix}]
@@ -123,9 +125,10 @@ def install_handlers(web: FastAPI) -> None:
     async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
         code = HTTPStatus(error.status_code).name
         detail = f"{request.method} {request.url.path}: {error.detail}."
-        return problem_response(
-            error.status_code, code, detail, dict(error.headers or {}), requestId=_request_id(request)
-        )
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = allowed_methods(web.router.routes, request.scope)
+        return problem_response(error.status_code, code, detail, headers, requestId=_request_id(request))
 
     @web.exception_handler(Exception)
     async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
@@ -133,6 +136,17 @@ def install_handlers(web: FastAPI) -> None:
         return problem_response(
             500, "INTERNAL_ERROR", "Internal error of Timebell; see its log.", requestId=_request_id(request)
         )
+
+
+def allowed_methods(routes: Sequence[BaseRoute], scope: Scope) -> str:
+    """Return the methods of a path for `Allow`, comma-separated; empty if there is no such path."""
+    methods: set[str] = set()
+    for route in routes:
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    if not methods:
+        return ""
+    return ", ".join(sorted({*methods, "OPTIONS", *({"HEAD"} if "GET" in methods else ())}))
 
 
 def _request_id(request: Request) -> str | None:

@@ -6,12 +6,14 @@ so only platform keys may change them. The job counts include only the caller's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.route import ApiRoute, Context, change_route, read_route
+from timebell.api.if_match import IfMatch, check_match, entity_tag
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schedules import PauseIn
 from timebell.api.schemas import Id, RequestBody, ResponseBody, json_response
 from timebell.client.validation import check_queue_name
@@ -81,14 +83,35 @@ def _render_global_pause(queues: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"paused": pause["paused"], "pauseReason": pause["pauseReason"]}
 
 
-async def _prepare_change(ctx: Context, name: str) -> str:
-    """Validate the name and record the queue as the audit subject. Raises InvalidInput (INVALID_QUEUE)."""
-    ctx.subject, ctx.before = check_queue_name(name), (await _load_queues(ctx))[0].get(name)
+async def _prepare_change(ctx: Context, name: str, if_match: str | None) -> str:
+    """Validate the name, lock the queue, check If-Match if it was sent, and record the queue as the audit subject.
+
+    Raises InvalidInput (INVALID_QUEUE), RevisionStale.
+    """
+    ctx.subject = check_queue_name(name)
+    await ctx.run(rows.lock, name)
+    ctx.before = (await _load_queues(ctx))[0].get(name)
+    if ctx.before is not None:
+        check_match(if_match, etag(ctx.before), f"The queue {name}", name)
     return name
 
 
 async def _queue_response(ctx: Context, name: str) -> Response:
-    return json_response((await _load_queues(ctx))[0][name])
+    queue = (await _load_queues(ctx))[0][name]
+    return json_response(queue, headers={"ETag": etag(queue)})
+
+
+def etag(queue: Mapping[str, Any]) -> str:
+    """Return the strong ETag of a rendered queue: its limits and its pause, not the numbers of its jobs."""
+    return entity_tag(0, *(value for field, value in queue.items() if field not in ("pending", "running")))
+
+
+@routes.get("/queues/{name}", response_model=QueueOut, **read_route())
+async def get_queue(name: Id, ctx: Context) -> Response:
+    """Get a queue."""
+    if name not in (await _load_queues(ctx))[0]:
+        raise not_found("queue", name)
+    return await _queue_response(ctx, name)
 
 
 @routes.get("/queues", response_model=QueuePage, **read_route())
@@ -101,24 +124,24 @@ async def list_queues(ctx: Context) -> Response:
 
 
 @routes.put("/queues/{name}", response_model=QueueOut, **change_route("queue.put", Role.PLATFORM))
-async def put_queue(name: Id, body: QueueIn, ctx: Context) -> Response:
+async def put_queue(name: Id, body: QueueIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Replace all limits of a queue."""
     limits = Limits.parse(body.concurrency, body.rate, body.per_seconds, body.concurrency_per_group)
-    await ctx.run(rows.set_limits, await _prepare_change(ctx, name), limits)
+    await ctx.run(rows.set_limits, await _prepare_change(ctx, name, if_match), limits)
     return await _queue_response(ctx, name)
 
 
 @routes.post("/queues/{name}/pause", response_model=QueueOut, **change_route("queue.pause", Role.PLATFORM))
-async def pause_queue(name: Id, ctx: Context, body: PauseIn | None = None) -> Response:
+async def pause_queue(name: Id, ctx: Context, body: PauseIn | None = None, if_match: IfMatch = None) -> Response:
     """Pause a queue: no more of its jobs start. Running jobs continue."""
-    await ctx.run(rows.pause, await _prepare_change(ctx, name), body.reason if body else None)
+    await ctx.run(rows.pause, await _prepare_change(ctx, name, if_match), body.reason if body else None)
     return await _queue_response(ctx, name)
 
 
 @routes.post("/queues/{name}/resume", response_model=QueueOut, **change_route("queue.resume", Role.PLATFORM))
-async def resume_queue(name: Id, ctx: Context) -> Response:
+async def resume_queue(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Resume a paused queue."""
-    await ctx.run(rows.resume, await _prepare_change(ctx, name))
+    await ctx.run(rows.resume, await _prepare_change(ctx, name, if_match))
     return await _queue_response(ctx, name)
 
 

@@ -10,20 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
+from functools import partial
 from hashlib import sha256
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import orjson
 from fastapi import Depends, Request, Response
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from timebell.api.admission import ArrivingBodies, ClientGone, wait_for_disconnect
 from timebell.api.authentication import Authenticator, Caller
+from timebell.api.client_address import client_network
 from timebell.app import Timebell
-from timebell.errors import InvalidInput, NotFound, Refused
+from timebell.errors import InvalidInput, NotFound, Refused, TimebellError
 from timebell.ids import new_id
 from timebell.model.payload import read_json
 from timebell.store.audit import audit_log
@@ -31,12 +38,15 @@ from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import idempotency, usage
 from timebell.store.tenancy.idempotency import StoredResponse
 from timebell.store.transaction import Transaction
+from timebell.tenancy.keys import split_secret_keys
 from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role, require
 
 API_PREFIX = "/api/v1"
 MAX_BODY_BYTES = 256 * 1024
-BODY_TIMEOUT_SECONDS = 20.0
+BODY_TIMEOUT_SECONDS, SMALL_BODY_TIMEOUT_SECONDS = 20.0, 5.0
+SMALL_BODY_BYTES = 1024
+REPORT_TIMEOUT_SECONDS = 30.0
 JSON_TYPES = ("application/json", "application/merge-patch+json")
 REPLAYED_HEADER = "Idempotency-Replayed"
 STORED_HEADERS = ("etag", "location", "content-type")
@@ -48,9 +58,12 @@ LIMIT_BY_ACTION = {
 }  # fmt: skip
 
 
-def read_route(role: Role = Role.VIEWER) -> dict[str, Any]:
-    """Declare a read-only route and the role it requires."""
-    return {"openapi_extra": {"x-role": role.value}}
+def read_route(role: Role = Role.VIEWER, *, report: bool = False) -> dict[str, Any]:
+    """Declare a read-only route and the role it requires.
+
+    A `report` evaluates many occurrences: it has a time limit, and few run at the same time.
+    """
+    return {"openapi_extra": {"x-role": role.value, **({"x-report": True} if report else {})}}
 
 
 def change_route(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]:
@@ -112,11 +125,17 @@ Context = Annotated[RequestContext, Depends(_get_context)]
 class ApiRoute(APIRoute):
     """Route that enforces what read_route() or change_route() declared."""
 
+    common_parameters = frozenset({"tenant"})
+    """Query parameters that every operation accepts, in addition to its own."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
         extra = self.openapi_extra or {}
         role, action, streams = Role(extra["x-role"]), extra.get("x-action"), extra.get("x-streams", False)
         scope = self.path.removeprefix(API_PREFIX).split("/")[1]
+        parameters = self.common_parameters | {
+            field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, Query)
+        }
 
         async def handle(request: Request) -> Response:
             if "\0" in request.url.path or "%00" in request.url.query:
@@ -135,17 +154,61 @@ class ApiRoute(APIRoute):
             context = request.state.context = RequestContext(
                 app, authenticator, caller, app.clock.now(), request.state.id, limits
             )
+            _check_parameters(request, parameters)
             if not streams:
-                await _read_body(request)
-            if action is None or streams:
-                return await inner(request)
-            return await _execute_change(request, context, action, inner)
+                await _read_body(request, authenticator.capacity.bodies, caller)
+            try:
+                if action is not None and not streams:
+                    return await _execute_change(request, context, action, inner)
+                if action is not None:
+                    async with authenticator.capacity.imports.hold(caller.tenant_id):
+                        return await inner(request)
+                if not extra.get("x-report"):
+                    return _not_modified(request, await inner(request))
+                async with authenticator.capacity.reports.hold(caller.tenant_id, _disconnected(request)):
+                    return await _run_report(request, inner)
+            except ClientGone:
+                return Response(status_code=499)  # the client has disconnected and does not receive it
 
         return handle
 
     async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
-        """Return the caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
+        """Return the caller. Raises Unauthorized, Refused, InvalidInput."""
         return await authenticator.authenticate(request)
+
+
+def _disconnected(request: Request) -> Callable[[], Coroutine[Any, Any, None]] | None:
+    """Return a function that waits until the client has disconnected; None for a call of the dashboard."""
+    return None if request.scope["server"] is None else partial(wait_for_disconnect, request.receive)
+
+
+def _check_parameters(request: Request, known: Collection[str]) -> None:
+    """Refuse query parameters that the operation does not have. Raises InvalidInput (UNKNOWN_PARAMETER)."""
+    for name in request.query_params:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            fix = f"Did you mean {near[0]}?" if near else f"Valid parameters: {', '.join(sorted(known)) or 'none'}."
+            raise InvalidInput(f"Unknown query parameter {name!r:.60}.", code="UNKNOWN_PARAMETER", fix=fix)
+
+
+def _not_modified(request: Request, response: Response) -> Response:
+    """Return 304 instead of a response that the client has already, according to If-None-Match (RFC 9110, 13.1.2)."""
+    sent, tag = request.headers.get("if-none-match"), response.headers.get("etag")
+    if sent is None or tag is None or response.status_code != HTTPStatus.OK:
+        return response
+    if sent != "*" and tag not in [each.strip().removeprefix("W/") for each in sent.split(",")]:
+        return response
+    return Response(status_code=304, headers={"ETag": tag})
+
+
+async def _run_report(request: Request, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    try:
+        async with asyncio.timeout(REPORT_TIMEOUT_SECONDS):
+            return await inner(request)
+    except TimeoutError:
+        raise ReportTooSlow(
+            f"The report took longer than {REPORT_TIMEOUT_SECONDS:g} s.", fix="Request a shorter range."
+        ) from None
 
 
 async def _execute_change(
@@ -155,7 +218,8 @@ async def _execute_change(
     store = ctx.app.store
     for is_last_try in (False, False, True):
         try:
-            async with ctx.authenticator.change_slots, store.begin() as ctx.connection:
+            slot = ctx.authenticator.capacity.changes.hold(ctx.tenant_id, _disconnected(request))
+            async with slot, store.begin() as ctx.connection:
                 response = await _run_idempotently(request, ctx, action, inner)
             break
         except Exception as error:
@@ -177,12 +241,11 @@ async def _run_idempotently(
     key, body = _idempotency_key(request), await request.body()
     digest = ""
     if key is not None:
-        # HMAC instead of a plain hash: the body may contain a secret that could be guessed from its hash.
-        request_text = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
-        digest = hmac.new((ctx.app.settings.secret_key or "").encode(), request_text, sha256).hexdigest()
+        digests = await _request_digests(request, ctx.app.settings.secret_key)
+        digest = digests[0]
         previous: StoredResponse | None = await ctx.run(idempotency.claim_key, ctx.tenant_id, key, digest, ctx.now)
         if previous is not None:
-            return _replay_response(previous, digest)
+            return _replay_response(previous, digests)
     ctx.subject = ctx.before = ctx.replay_body = None
     ctx.wakes_planner = ctx.wakes_worker = True
     response: Response = await inner(request)
@@ -232,9 +295,22 @@ def _audit_record(ctx: RequestContext, action: str, after: bytes | None) -> Audi
     )  # fmt: skip
 
 
-def _replay_response(stored: StoredResponse, digest: str) -> Response:
+async def _request_digests(request: Request, secret_key: str | None) -> list[str]:
+    """Return the digests of a request under each secret key, newest first; equal JSON has equal digests.
+
+    An HMAC instead of a plain hash: the body may contain a secret that could be guessed from its hash. During a
+    rotation of the secret key, the first request may have been stored under an older key.
+    """
+    body = await request.body()
+    canonical = orjson.dumps(await request.json(), option=orjson.OPT_SORT_KEYS) if body else b""
+    text = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + canonical
+    keys = split_secret_keys(secret_key) or [""]
+    return [hmac.new(key.encode(), text, sha256).hexdigest() for key in keys]
+
+
+def _replay_response(stored: StoredResponse, digests: Sequence[str]) -> Response:
     """Return the stored response. Raises InvalidInput if the key was used with a different request."""
-    if stored.request_digest != digest:
+    if stored.request_digest not in digests:
         raise InvalidInput(
             "This Idempotency-Key was used with a different request.", code="IDEMPOTENCY_KEY_REUSED",
             fix="Use a new key for every new request.",
@@ -244,7 +320,7 @@ def _replay_response(stored: StoredResponse, digest: str) -> Response:
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
-    if key is None or request.method != "POST":
+    if key is None:
         return None
     if not 0 < len(key) <= 255 or not key.isascii() or not key.isprintable():
         raise InvalidInput(
@@ -273,16 +349,24 @@ class MediaTypeUnsupported(InvalidInput):
     code = "MEDIA_TYPE_UNSUPPORTED"
 
 
-async def _read_body(request: Request) -> None:
+class ReportTooSlow(TimebellError):
+    """A report exceeded its time limit."""
+
+    code = "REPORT_TOO_SLOW"
+
+
+async def _read_body(request: Request, bodies: ArrivingBodies, caller: Caller) -> None:
     """Read and parse the body. Raises BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, InvalidInput."""
-    length = request.headers.get("content-length", "0")
+    length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"The body exceeds {MAX_BODY_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
     parts, size = [], 0
+    is_small = length.isdigit() and int(length) <= SMALL_BODY_BYTES
+    seconds = SMALL_BODY_TIMEOUT_SECONDS if is_small else BODY_TIMEOUT_SECONDS
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+        async with bodies.receive(seconds, client_network(caller.address), ("tenant", caller.tenant_id)):
             async for part in request.stream():
                 size += len(part)
                 if size > MAX_BODY_BYTES:
@@ -296,7 +380,8 @@ async def _read_body(request: Request) -> None:
         ) from None
     except TimeoutError:
         raise BodyTooSlow(
-            f"The body did not arrive within {BODY_TIMEOUT_SECONDS:g} s.", fix="Send the request again."
+            f"The body did not arrive within {seconds:g} s, or newer ones of this client displaced it.",
+            fix="Send the request again, and its body at once.",
         ) from None
     body = b"".join(parts)
     request._body = body

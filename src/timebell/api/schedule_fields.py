@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
+from timebell.api.if_match import entity_tag
 from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
 from timebell.client.job_fields import metadata_json, parse_metadata, parse_retry, target_json
 from timebell.errors import InvalidInput
@@ -262,6 +263,7 @@ class ScheduleOut(ResponseBody):
     pause_reason: str | None
     error: str | None
     revision: int
+    etag: Annotated[str, Field(description="ETag for If-Match.")]
     created_at: Instant
     updated_at: Instant
     created_by: str | None
@@ -334,6 +336,11 @@ def _render_retry(retry: Retry) -> dict[str, Any]:
     }
 
 
+def etag(schedule: Schedule) -> str:
+    """Return the strong ETag of a schedule. Each way to pause or resume it changes the ETag."""
+    return entity_tag(schedule.revision, format_utc(schedule.paused_at), schedule.pause_reason)
+
+
 def render_schedule(schedule: Schedule) -> dict[str, Any]:
     """Render a schedule as JSON."""
     definition = render_definition(schedule)
@@ -352,6 +359,7 @@ def render_schedule(schedule: Schedule) -> dict[str, Any]:
         "nextFireAt": format_utc(schedule.effective_next_fire_at) if schedule.enabled else None,
         "lastFiredAt": format_utc(schedule.last_fired_at), "pausedAt": format_utc(schedule.paused_at),
         "pauseReason": schedule.pause_reason, "error": schedule.error, "revision": schedule.revision,
+        "etag": etag(schedule),
         "createdAt": format_utc(schedule.created_at), "updatedAt": format_utc(schedule.updated_at),
         "createdBy": schedule.created_by, "source": "api" if schedule.code_hash is None else "code",
     }  # fmt: skip

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from timebell.api.conditions import require_query_permission
 from timebell.api.executions import ExecutionPage, render_execution
+from timebell.api.if_match import IfMatch, matches
 from timebell.api.job_fields import JobOut, RequestOut, render_job
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schedule_fields import (
@@ -18,6 +19,7 @@ from timebell.api.schedule_fields import (
     RECURRENCE_FIELDS,
     ScheduleIn,
     ScheduleOut,
+    etag,
     parse_schedule,
     render_definition,
     render_schedule,
@@ -47,7 +49,6 @@ from timebell.tenancy.roles import Role
 
 YEAR = timedelta(days=366)
 routes = APIRouter(route_class=ApiRoute, tags=["schedules"])
-IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200, description="ETag of the object to change.")]
 
 
 class SchedulePage(ResponseBody):
@@ -162,22 +163,18 @@ async def lock_if_match(ctx: Context, id_: str, if_match: str | None) -> Schedul
             "A change must specify its revision.",
             fix=f"Send If-Match: {etag(schedule)} (or * to overwrite any revision).",
         )
-    if if_match != "*" and etag(schedule) not in [tag.strip().removeprefix("W/") for tag in if_match.split(",")]:
+    if not matches(if_match, etag(schedule)):
         records = await ctx.run(audit_log.list_records, ctx.tenant_id, 1, None, subject=schedule.id)
         last_change = "".join(
             f" Last changed by {record.actor} at {format_utc(record.at)} ({record.action})." for record in records
         )
         raise RevisionStale(
-            f"{schedule.name} is at revision {schedule.revision}, and the change is based on {if_match:.40}."
+            f"{schedule.name} is at revision {schedule.revision}, {etag(schedule)}, and the change is based on"
+            f" {if_match:.40}."
             f"{last_change}",
             existing=schedule.id, fix="Read it again and repeat the change.",
         )  # fmt: skip
     return schedule
-
-
-def etag(schedule: Schedule) -> str:
-    """Return the strong ETag of a schedule: its revision."""
-    return f'"{schedule.revision}"'
 
 
 def schedule_response(schedule: Schedule, status: int = 200) -> Response:
@@ -375,16 +372,16 @@ async def delete_schedule(id: Id, ctx: Context, if_match: IfMatch = None) -> Res
 
 
 @routes.post("/schedules/{id}/pause", response_model=ScheduleOut, **change_route("schedule.pause", Role.OPERATOR))
-async def pause_schedule(id: Id, ctx: Context, body: PauseIn | None = None) -> Response:
+async def pause_schedule(id: Id, ctx: Context, body: PauseIn | None = None, if_match: IfMatch = None) -> Response:
     """Pause a schedule. It does not fire until it is resumed."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     return schedule_response(await pause_by_id(ctx, id, body.reason if body else None))
 
 
 @routes.post("/schedules/{id}/resume", response_model=ScheduleOut, **change_route("schedule.resume", Role.OPERATOR))
-async def resume_schedule(id: Id, ctx: Context, body: ResumeIn | None = None) -> Response:
+async def resume_schedule(id: Id, ctx: Context, body: ResumeIn | None = None, if_match: IfMatch = None) -> Response:
     """Resume a schedule. With catchUp, its catch-up policy applies to occurrences missed during the pause."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     return schedule_response(await resume_by_id(ctx, id, body.catch_up if body else False))
 
 
@@ -416,9 +413,9 @@ async def backfill_schedule(id: Id, body: BackfillIn, ctx: Context) -> Response:
 @routes.post(
     "/schedules/{id}/skip-next", response_model=ScheduleOut, **change_route("schedule.skip_next", Role.OPERATOR)
 )
-async def skip_next_occurrence(id: Id, ctx: Context) -> Response:
+async def skip_next_occurrence(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Skip the next occurrence. It is recorded as `skipped` with the reason `override`."""
-    schedule = await _lock_for_change(ctx, id)
+    schedule = await _lock_for_change(ctx, id, if_match)
     if schedule.effective_next_fire_at is None:
         raise Conflict(f"{schedule.name} has no further occurrence.", code="NOTHING_TO_SKIP", existing=schedule.id)
     return schedule_response(
@@ -431,9 +428,9 @@ async def skip_next_occurrence(id: Id, ctx: Context) -> Response:
 @routes.post(
     "/schedules/{id}/overrides", response_model=ScheduleOut, **change_route("schedule.override", Role.OPERATOR)
 )
-async def override_occurrence(id: Id, body: OverrideIn, ctx: Context) -> Response:
+async def override_occurrence(id: Id, body: OverrideIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Skip or move one occurrence, identified by its nominal time."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     at, schedules = parse_timestamp(body.at, "at"), ctx.app.schedules
     shared: dict[str, Any] = {"tenant_id": ctx.tenant_id, "connection": ctx.connection}
     if (body.action == "move") != (body.to is not None):
@@ -505,6 +502,9 @@ def _render_revision(revision: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _lock_for_change(ctx: Context, id_: str) -> Schedule:
-    """Lock a schedule and record it as the audit subject. Raises NotFound."""
-    return await lock_if_match(ctx, id_, "*")
+async def _lock_for_change(ctx: Context, id_: str, if_match: str | None = None) -> Schedule:
+    """Lock a schedule, check If-Match if it was sent, and record the schedule as the audit subject.
+
+    Raises NotFound, RevisionStale.
+    """
+    return await lock_if_match(ctx, id_, if_match or "*")

@@ -5,29 +5,38 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import h11
 import uvicorn
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Response
 from starlette.datastructures import MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from timebell import tracing
 from timebell.api.authentication import Authenticator
-from timebell.api.problems import install_handlers, problem_response
+from timebell.api.client_address import TrustedProxies, has_forwarded_header
+from timebell.api.problems import allowed_methods, install_handlers, problem_response
+from timebell.api.route import API_PREFIX
 from timebell.app import Timebell
 from timebell.errors import Conflict, InvalidInput, Refused
 from timebell.ids import new_id
 
 MAX_HEADERS = 64
 MAX_HEAD_BYTES = 16 * 1024  # of an incomplete request head
-MAX_WAITING_CHANGES = 500  # concurrent requests that change data; each uses about 40 kB while it waits
-READ_METHODS = ("GET", "HEAD", "OPTIONS")
 HEAD_TIMEOUT_SECONDS = 10.0
 SHUTDOWN_GRACE_SECONDS = 2  # for responses in progress when the server stops
+CORS_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+CORS_REQUEST_HEADERS = (
+    "Authorization", "Content-Type", "If-Match", "If-None-Match", "Idempotency-Key", "Last-Event-ID",
+    "Timebell-Tenant",
+)  # fmt: skip
+CORS_RESPONSE_HEADERS = (
+    "ETag", "Location", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy", "Request-Id", "Retry-After",
+)  # fmt: skip
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'",
@@ -68,15 +77,23 @@ class HttpApp:
 
     def __init__(self, app: Timebell, routers: Iterable[APIRouter], *, allow_local: bool = False) -> None:
         self._clock = app.clock
-        self._active_changes = 0
+        self._proxies = TrustedProxies(app.settings.http_trusted_proxies)
         self._fastapi = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
         self.authenticator = self._fastapi.state.authenticator = Authenticator(app, allow_local=allow_local)
         install_handlers(self._fastapi)
         for router in routers:
             self._fastapi.router.routes.extend(router.routes)
+        origins = [origin.strip() for origin in (app.settings.http_cors_origins or "").split(",") if origin.strip()]
+        self._cors: ASGIApp = self._fastapi
+        if origins:
+            # Without credentials: cookies are never sent, so a page of another site can use only a key that it has.
+            self._cors = CORSMiddleware(
+                self._fastapi, allow_origins=origins, allow_methods=CORS_METHODS, allow_headers=CORS_REQUEST_HEADERS,
+                expose_headers=CORS_RESPONSE_HEADERS,
+            )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request: add common headers and enforce the limits on headers and waiting changes."""
+        """Handle a request: find its client, add common headers, and enforce the limits on its head."""
         response_headers = {"Request-Id": new_id(self._clock.now())}
         scope.setdefault("state", {}).update(id=response_headers["Request-Id"], headers=response_headers)
 
@@ -87,27 +104,75 @@ class HttpApp:
                     headers.setdefault(name, value)
             await send(message)
 
-        if scope["type"] == "http" and len(scope["headers"]) > MAX_HEADERS:
-            refused = problem_response(
-                431, "TOO_MANY_HEADERS", f"The request has more than {MAX_HEADERS} headers.",
-                requestId=response_headers["Request-Id"],
-            )  # fmt: skip
-            await refused(scope, receive, with_headers)
+        if scope["type"] == "http":
+            refused = _refuse_head(scope["headers"], response_headers["Request-Id"])
+            if refused is not None:
+                await refused(scope, receive, with_headers)
+                return
+            self._find_client(scope)
+        with tracing.incoming_trace(scope.get("headers", ())):
+            await self._route(scope, receive, with_headers)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle HEAD as GET without the body, and OPTIONS here; pass everything else on."""
+        method = scope["method"] if scope["type"] == "http" else None
+        application = self._cors if scope.get("path", "").startswith(API_PREFIX) else self._fastapi
+        is_preflight = any(name == b"access-control-request-method" for name, _ in scope.get("headers", ()))
+        if method == "OPTIONS" and not (is_preflight and application is self._cors):
+            allowed = allowed_methods(self._fastapi.router.routes, scope)
+            if allowed:
+                await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
+                return
+        if method == "HEAD" and "GET" in allowed_methods(self._fastapi.router.routes, scope):
+            await application({**scope, "method": "GET"}, _receive_head(), _without_body(send))
             return
-        is_change = scope["type"] == "http" and scope["method"] not in READ_METHODS
-        if is_change and self._active_changes >= MAX_WAITING_CHANGES:
-            busy = problem_response(
-                503, "TOO_BUSY", "Too many requests are waiting.", {"Retry-After": "1"},
-                fix="Retry later, with fewer concurrent requests.", requestId=response_headers["Request-Id"],
-            )  # fmt: skip
-            await busy(scope, receive, with_headers)
+        await application(scope, receive, send)
+
+    def _find_client(self, scope: Scope) -> None:
+        """Replace the peer of a request by the client that sent it through trusted proxies."""
+        client, headers = scope.get("client"), scope["headers"]
+        if client is None or not has_forwarded_header(headers):
             return
-        self._active_changes += is_change
-        try:
-            with tracing.incoming_trace(scope.get("headers", ())):
-                await self._fastapi(scope, receive, with_headers)
-        finally:
-            self._active_changes -= is_change
+        if self._proxies.trusts(client[0]):
+            scope["client"] = (self._proxies.find_client(client[0], headers), client[1])
+        else:
+            self.authenticator.count_ignored_header()
+
+
+def _refuse_head(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> Response | None:
+    """Return the response to a request head that is not accepted; None if it is."""
+    if len(headers) > MAX_HEADERS:
+        return problem_response(
+            431, "TOO_MANY_HEADERS", f"The request has more than {MAX_HEADERS} headers.", requestId=request_id
+        )
+    names = {name for name, _ in headers}
+    if b"content-length" in names and b"transfer-encoding" in names:
+        # A proxy might believe the one that this server ignores, and take the rest of the body for another request
+        # (RFC 9112, section 6.1). The rest of the connection is not read.
+        return problem_response(
+            400, "AMBIGUOUS_BODY_LENGTH", "The request has both Content-Length and Transfer-Encoding.",
+            {"Connection": "close"}, fix="Send one of them.", requestId=request_id,
+        )  # fmt: skip
+    return None
+
+
+def _receive_head() -> Receive:
+    """Return the messages of a request without a body, whose client wants no event stream."""
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Message:
+        return next(messages, {"type": "http.disconnect"})
+
+    return receive
+
+
+def _without_body(send: Send) -> Send:
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_head
 
 
 class _HeadTimeoutProtocol(H11Protocol):

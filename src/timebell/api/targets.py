@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route, write_audit_record
 from timebell.api.schemas import (
     Cursor,
@@ -137,30 +138,29 @@ async def list_targets(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -
 async def get_target(name: Id, ctx: Context) -> Response:
     """Get a target."""
     target = await _find_target(ctx, name)
-    return json_response(render_target(target), headers={"ETag": f'"{target.revision}"'})
+    return json_response(render_target(target), headers={"ETag": etag(target)})
 
 
 @routes.put("/targets/{name}", response_model=TargetWithSecret, **change_route("target.put", Role.EDITOR))
-async def put_target(name: Id, body: TargetPut, ctx: Context) -> Response:
+async def put_target(name: Id, body: TargetPut, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a target, or replace an existing one. Jobs that are already scheduled use the new options."""
-    existing: NamedTarget | None = await ctx.run(rows.find_target, ctx.tenant_id, name, ctx.now)
-    ctx.before = None if existing is None else render_target(existing)
+    await _lock_for_change(ctx, name, if_match)
     return _response_with_secret(ctx, await _write_target(ctx, name, body, replace=True))
 
 
 @routes.delete("/targets/{name}", response_model=TargetOut, **change_route("target.delete", Role.EDITOR))
-async def delete_target(name: Id, ctx: Context) -> Response:
+async def delete_target(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a target that no schedule and no pending job refers to."""
-    ctx.subject, ctx.before = name, render_target(await _find_target(ctx, name))
+    await _require_target(ctx, name, if_match)
     return json_response(
         render_target(await ctx.app.targets.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
     )
 
 
 @routes.post("/targets/{name}/enable", response_model=TargetOut, **change_route("target.enable", Role.OPERATOR))
-async def enable_target(name: Id, ctx: Context) -> Response:
+async def enable_target(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Re-enable a target. Jobs that failed with TARGET_DISABLED can be retried."""
-    ctx.subject, ctx.before = name, render_target(await _find_target(ctx, name))
+    await _require_target(ctx, name, if_match)
     return json_response(
         render_target(await ctx.app.targets.enable(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
     )
@@ -169,10 +169,12 @@ async def enable_target(name: Id, ctx: Context) -> Response:
 @routes.post(
     "/targets/{name}/rotate-secret", response_model=TargetWithSecret, **change_route("target.rotate", Role.EDITOR)
 )
-async def rotate_target_secret(name: Id, ctx: Context, body: SecretRotationIn | None = None) -> Response:
+async def rotate_target_secret(
+    name: Id, ctx: Context, body: SecretRotationIn | None = None, if_match: IfMatch = None
+) -> Response:
     """Replace the signing secret. During the overlap, by default one day, requests are also signed with the old one."""
     body = body or SecretRotationIn()
-    ctx.subject, ctx.before = name, render_target(await _find_target(ctx, name))
+    await _require_target(ctx, name, if_match)
     rotated = await ctx.app.targets.rotate_secret(
         name, signing_secret=_reveal(body.signing_secret), overlap=body.overlap_seconds, tenant_id=ctx.tenant_id,
         connection=ctx.connection,
@@ -208,6 +210,24 @@ async def _write_target(ctx: Context, name: str, body: TargetPut, *, replace: bo
     )  # fmt: skip
 
 
+async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> NamedTarget | None:
+    """Lock a target if it exists, check If-Match if it was sent, and record the target as the audit subject.
+
+    Raises RevisionStale.
+    """
+    target: NamedTarget | None = await ctx.run(rows.find_target, ctx.tenant_id, name, ctx.now, lock=True)
+    ctx.subject, ctx.before = name, None if target is None else render_target(target)
+    if target is not None:
+        check_match(if_match, etag(target), f"The target {name!r:.80}", name)
+    return target
+
+
+async def _require_target(ctx: Context, name: str, if_match: str | None) -> None:
+    """Like `_lock_for_change`. Raises NotFound if the target does not exist."""
+    if await _lock_for_change(ctx, name, if_match) is None:
+        raise not_found("target", name)
+
+
 async def _find_target(ctx: Context, name: str) -> NamedTarget:
     target: NamedTarget | None = await ctx.run(rows.find_target, ctx.tenant_id, name, ctx.now)
     if target is None:
@@ -224,7 +244,13 @@ def _response_with_secret(
 ) -> Response:
     """Return a target with its new signing secret. The response stored for repeated requests omits the secret."""
     ctx.replay_body = {**render_target(target), "signingSecret": None}
-    return json_response({**render_target(target), "signingSecret": target.signing_secret}, status, headers)
+    shown = {**render_target(target), "signingSecret": target.signing_secret}
+    return json_response(shown, status, {"ETag": etag(target), **(headers or {})})
+
+
+def etag(target: NamedTarget) -> str:
+    """Return the strong ETag of a target. Disabling, enabling and new signing secrets change it."""
+    return entity_tag(target.revision, format_utc(target.disabled_at), *map(format_utc, target.signing_valid_until))
 
 
 def render_target(target: NamedTarget) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -132,7 +134,7 @@ async def create_tenant(body: TenantIn, ctx: Context) -> Response:
     if await ctx.run(rows.find_tenant, body.id) is not None:
         raise Conflict(f"The tenant {body.id} already exists.", code="TENANT_EXISTS", existing=body.id)
     created = await _write_tenant(ctx, body.id, body)
-    return json_response(render_tenant(created), 201, {"Location": f"/api/v1/tenants/{created.id}"})
+    return _tenant_response(created, 201, {"Location": f"/api/v1/tenants/{created.id}"})
 
 
 @routes.get("/tenants", response_model=TenantPage, **read_route(Role.ADMIN))
@@ -149,14 +151,17 @@ async def list_tenants(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -
 @routes.get("/tenants/{id}", response_model=TenantOut, **read_route(Role.ADMIN))
 async def get_tenant(id: Id, ctx: Context) -> Response:
     """Get a tenant."""
-    return json_response(render_tenant(await find_tenant(ctx, id)))
+    return _tenant_response(await find_tenant(ctx, id))
 
 
 @routes.patch("/tenants/{id}", response_model=TenantOut, **change_route("tenant.update", Role.PLATFORM))
-async def patch_tenant(id: Id, body: TenantPatch, ctx: Context) -> Response:
+async def patch_tenant(id: Id, body: TenantPatch, ctx: Context, if_match: IfMatch = None) -> Response:
     """Change limits or the time zone of a tenant. All nodes apply new limits within 2 s."""
-    ctx.subject, ctx.before = id, render_tenant(await find_tenant(ctx, id))
-    return json_response(render_tenant(await _write_tenant(ctx, id, body)))
+    await ctx.run(rows.lock_tenant, id)
+    tenant = await find_tenant(ctx, id)
+    check_match(if_match, etag(tenant), f"The tenant {id}", id)
+    ctx.subject, ctx.before = id, render_tenant(tenant)
+    return _tenant_response(await _write_tenant(ctx, id, body))
 
 
 @routes.get("/tenants/{id}/usage", response_model=TenantUsage, **read_route())
@@ -193,6 +198,15 @@ async def find_tenant(ctx: Context, id_: str) -> Tenant:
     if tenant is None:
         raise not_found("tenant", id_)
     return tenant
+
+
+def etag(tenant: Tenant) -> str:
+    """Return the strong ETag of a tenant: its limits and its time zone."""
+    return entity_tag(0, tenant.limits.to_json(), tenant.timezone)
+
+
+def _tenant_response(tenant: Tenant, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(render_tenant(tenant), status, {"ETag": etag(tenant), **(headers or {})})
 
 
 def render_tenant(tenant: Tenant) -> dict[str, Any]:

@@ -74,11 +74,9 @@ def apply_(file: Path, diff: bool, dry_run: bool, prune: bool, yes: bool) -> Non
     for body in plan.create:
         remote.request("PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body)
     for current, body, _ in plan.change:
-        remote.request(
-            "PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body, if_match=f'"{current["revision"]}"'
-        )
+        remote.request("PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body, if_match=current["etag"])
     for current in plan.delete:
-        remote.request("DELETE", f"/schedules/{current['id']}", if_match=f'"{current["revision"]}"')
+        remote.request("DELETE", f"/schedules/{current['id']}", if_match=current["etag"])
     print_message(f"{changed} changed, {created} created, {len(plan.delete)} deleted, {plan.unchanged} unchanged.")
 
 

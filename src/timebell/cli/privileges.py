@@ -15,8 +15,8 @@ from timebell.store.version import VERSION_TABLE
 APPEND_ONLY_TABLES = {"timebell_audit_log"}
 # Credentials, sessions and secrets; idempotency keys contain whole response bodies.
 CREDENTIAL_TABLES = {
-    "timebell_keys", "timebell_users", "timebell_sessions", "timebell_secrets", "timebell_data_keys",
-    "timebell_idempotency_keys",
+    "timebell_keys", "timebell_users", "timebell_sessions", "timebell_sign_in_failures", "timebell_secrets",
+    "timebell_data_keys", "timebell_idempotency_keys",
 }  # fmt: skip
 # Written only by engines.
 ENGINE_TABLES = {"timebell_nodes", "timebell_leases", "timebell_zone_changes", "timebell_usage"}

@@ -255,7 +255,7 @@ def edit(
             "No field to change was specified.", code="NOTHING_TO_CHANGE", fix='E.g. --cron "0 3 * * *".'
         )
     schedule = remote.get_schedule(name_or_id)
-    match = f'"{revision or schedule["revision"]}"'
+    match = schedule["etag"] if revision in (None, schedule["revision"]) else f'"{revision}"'
     print_schedule(
         remote.request("PATCH", f"/schedules/{schedule['id']}", patch, if_match=match), remote.settings.output
     )
@@ -386,7 +386,7 @@ def delete(name_or_id: str, yes: bool) -> None:
     remote = server_client()
     schedule = remote.get_schedule(name_or_id)
     if confirm(f"Delete {schedule['name']} ({schedule['summary']})?", yes=yes):
-        result = remote.request("DELETE", f"/schedules/{schedule['id']}", if_match=f'"{schedule["revision"]}"')
+        result = remote.request("DELETE", f"/schedules/{schedule['id']}", if_match=schedule["etag"])
         print_message(
             f"Deleted. {result['prevented']} pending jobs were cancelled, {result['inFlight']} are still running."
         )

@@ -69,7 +69,7 @@ def resolve_run_at(
             f"run_at is {value!r}, which is not a datetime.",
             fix="Use a datetime with a time zone, or ISO 8601 text.",
         )
-    zone_name = timezone_name or _own_zone(value) or default
+    zone_name = timezone_name if timezone_name is not None else _own_zone(value) or default
     if zone_name is None:
         raise _missing_zone_error(value)
     tz = zone(zone_name)

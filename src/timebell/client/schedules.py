@@ -156,7 +156,9 @@ class Schedules:
             )  # fmt: skip
         remaining = dict(options)
         spec = apply_calendar(spec, remaining, calendar)
-        timezone = remaining.pop("timezone", None) or self._default_timezone
+        timezone = remaining.pop("timezone", None)
+        if timezone is None:
+            timezone = self._default_timezone
         if timezone is None:
             raise InvalidInput(
                 "A schedule requires a time zone.", code="TIMEZONE_MISSING",

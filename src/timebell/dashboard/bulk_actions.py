@@ -21,7 +21,7 @@ ACTION_LABELS = {
     "jobs": {"cancel": "Cancelled", "retry": "Retried"},
 }
 NAME_FIELDS = {"schedules": "name", "jobs": "topic"}
-ID_PREFIX = "one-"  # form fields `one-<id>` are the selected items; the value is the revision that was displayed
+ID_PREFIX = "one-"  # form fields `one-<id>` are the selected items; the value is the ETag that was displayed
 MAX_NAMES = 12
 routes = APIRouter(route_class=PageRoute)
 
@@ -42,7 +42,7 @@ async def change_jobs(view: CurrentView) -> Response:
 async def _bulk_action(view: View, kind: str, list_url: str) -> Response:
     action = view.form.get("what", "")
     selected = {
-        name.removeprefix(ID_PREFIX): revision for name, revision in view.form.items()
+        name.removeprefix(ID_PREFIX): etag for name, etag in view.form.items()
         if name.startswith(ID_PREFIX) and parse_uuid(name.removeprefix(ID_PREFIX)) is not None
     }  # fmt: skip
     if action not in ACTION_LABELS[kind] or not selected:
@@ -56,8 +56,8 @@ async def _bulk_action(view: View, kind: str, list_url: str) -> Response:
         ]
         return view.render("bulk_action", names=names, failures=[], **variables)
     failures = []
-    for id_, revision in selected.items():
-        if (reason := await _apply_action(view, kind, action, id_, revision)) is not None:
+    for id_, etag in selected.items():
+        if (reason := await _apply_action(view, kind, action, id_, etag)) is not None:
             failures.append((id_, reason))
     if failures:
         return view.render(
@@ -66,11 +66,11 @@ async def _bulk_action(view: View, kind: str, list_url: str) -> Response:
     return view.redirect(list_url, f"several-{action}")
 
 
-async def _apply_action(view: View, kind: str, action: str, id_: str, revision: str) -> str | None:
+async def _apply_action(view: View, kind: str, action: str, id_: str, etag: str) -> str | None:
     """Apply the action to one item; returns None, or why it failed."""
     path = f"/{kind}/{quote_segment(id_)}"
     if action == "delete":
-        response = await view.call_api("DELETE", path, headers={"if-match": f'"{revision}"'})
+        response = await view.call_api("DELETE", path, headers={"if-match": etag})
     else:
         reason = view.form.get("reason", "").strip()
         body = {"reason": reason} if action == "pause" and reason else {}

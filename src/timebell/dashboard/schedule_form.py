@@ -70,7 +70,12 @@ async def edit(request: Request, id: str, view: CurrentView) -> Response:
     """Render the form of an existing schedule, or the fields that its Preview button sent."""
     schedule, newest = await _load_schedule(view, id)
     fields = dict(request.query_params) if "when" in request.query_params else {}
-    form = {**to_form(revision_body(schedule["name"], newest)), "revision": str(schedule["revision"]), **fields}
+    form = {
+        **to_form(revision_body(schedule["name"], newest)),
+        "revision": str(schedule["revision"]),
+        "etag": schedule["etag"],
+        **fields,
+    }
     return await _render_form(view, form, None, schedule)
 
 
@@ -90,7 +95,7 @@ async def save(id: str, view: CurrentView) -> Response:
     before = to_request_body(to_form(revision_body(schedule["name"], loaded)))
     patch = {name: value for name, value in body.items() if value != before.get(name)}
     patch |= dict.fromkeys(name for name in before if name not in body and name not in RECURRENCE_FIELDS.values())
-    response = await view.call_api("PATCH", path, patch, headers={"If-Match": f'"{loaded_revision}"'})
+    response = await view.call_api("PATCH", path, patch, headers={"If-Match": view.form.get("etag", "")})
     if response.status == 412:
         conflicts = changed_fields(loaded, newest)
         return await _render_form(view, view.form, response.body, schedule, status=412, conflicts=conflicts)

@@ -124,8 +124,8 @@ async def delete_page(id: str, view: CurrentView) -> Response:
 
 @routes.post("/ui/schedules/{id}/delete")
 async def delete(id: str, view: CurrentView) -> Response:
-    """Delete a schedule, unless it has changed since the revision that was displayed."""
-    await view.change("DELETE", f"/schedules/{quote_segment(id)}", if_match=f'"{view.form.get("revision", "")}"')
+    """Delete a schedule, unless it has changed since it was displayed."""
+    await view.change("DELETE", f"/schedules/{quote_segment(id)}", if_match=view.form.get("etag", ""))
     return view.redirect("/ui/schedules", "deleted")
 
 

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from fastapi import Request, Response
 
 from timebell.api.authentication import TENANT_HEADER, Authenticator, Caller, Unauthorized
+from timebell.api.client_address import client_network
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused
@@ -33,7 +34,6 @@ from timebell.tenancy.users import SESSION_MAX_AGE, Session, User, session_id
 
 SESSION_COOKIE = "__Host-timebell"
 TENANT_COOKIE = "timebell-tenant"
-MAX_CONCURRENT_HASHES = 2  # password hashes computed simultaneously: each takes 32 MiB and a core
 
 
 class WrongPassword(Unauthorized):
@@ -57,7 +57,6 @@ class Sessions:
     def __init__(self, app: Timebell) -> None:
         self._app = app
         self._local_token = secrets.token_urlsafe(32)
-        self._hash_slots = asyncio.Semaphore(MAX_CONCURRENT_HASHES)
 
     async def identify(self, authenticator: Authenticator, request: Request) -> Visitor | None:
         """Return the user of a request; None: not signed in. Raises Refused (NOT_LOCAL)."""
@@ -89,26 +88,27 @@ class Sessions:
     async def sign_in(self, authenticator: Authenticator, request: Request, name: str, password: str) -> str:
         """Start a session by password and return its token.
 
-        Attempts are limited per address in this process, and per user name in the store. Raises WrongPassword,
-        TooManyWrongKeys.
+        Failed attempts are limited per client network in this process, and per user and network in the store: others
+        cannot lock a user out. Raises WrongPassword, TooManySignIns, TooBusy.
         """
         app, address = self._app, _address(request)
-        attempt = authenticator.record_attempt(address)
-        async with self._hash_slots:
-            account = await app.store.run(users.record_sign_in_attempt, name, app.clock.now())
+        attempt, network = authenticator.failures.begin_sign_in(address), client_network(address)
+        async with authenticator.capacity.sign_ins.hold(network):
+            account = await app.store.run(users.record_sign_in_attempt, name, network, app.clock.now())
             # Hashes also for an unknown name, so that the response time does not reveal which names exist.
             is_correct = await asyncio.to_thread(passwords.verify, account[1] if account else None, password)
         if account is None or not is_correct:
+            authenticator.failures.record("wrong_password", address)
             raise WrongPassword(
                 "Wrong name or password.", fix="Check both. Several failed attempts lock the user for a while."
             )
-        authenticator.clear_attempt(address, attempt)
+        authenticator.failures.forgive_sign_in(address, attempt)
         return await self._create_session(request, account[0], None)
 
     async def sign_in_with_key(self, authenticator: Authenticator, request: Request, key_text: str) -> str:
         """Start a session by API key and return its token.
 
-        Raises Unauthorized, TooManyWrongKeys, Refused (SCOPE_MISSING).
+        Raises Unauthorized, Refused (SCOPE_MISSING).
         """
         key = await authenticator.verify_key(key_text, _address(request))
         if key.scopes is not None:
@@ -135,6 +135,8 @@ class Sessions:
 
         def write(tx: Transaction) -> None:
             users.create_session(tx, session, None if old_token is None else session_id(old_token))
+            if user is not None:
+                users.forget_sign_in_failures(tx, user.id, client_network(_address(request)), now)
             audit_log.write_record(tx, record)
 
         await self._app.store.run(write)

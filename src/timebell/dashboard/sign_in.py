@@ -7,7 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from timebell.api.authentication import TooManyWrongKeys
+from timebell.api.authentication_failures import TooManySignIns
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.rendering import render_template
 from timebell.dashboard.sessions import TENANT_COOKIE, Sessions, set_session_cookie
@@ -37,7 +37,7 @@ async def sign_in(request: Request) -> Response:
             token = await sessions.sign_in(request.app.state.authenticator, request, name[:200], password[:200])
     except TimebellError as error:
         variables = {"next": next_path, "problem": to_problem(error)}
-        status = 429 if isinstance(error, TooManyWrongKeys) else 401
+        status = 429 if isinstance(error, TooManySignIns) else 401
         return HTMLResponse(render_template(request, "sign_in", None, variables), status)
     response = RedirectResponse(next_path, 303)
     set_session_cookie(response, token)

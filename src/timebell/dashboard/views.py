@@ -19,7 +19,9 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 
+from timebell.api.admission import ArrivingBodies
 from timebell.api.authentication import Authenticator, Caller
+from timebell.api.client_address import client_network
 from timebell.app import Timebell
 from timebell.dashboard.api_client import ApiClient, ApiError, ApiResponse
 from timebell.dashboard.overview_data import OverviewCache
@@ -188,21 +190,23 @@ async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, An
     if visitor is not None:
         request.state.view = View(app, request, state.api_client, visitor, app.clock.now())
     if request.method == "POST":
-        form = request.state.form = await read_form(request)
+        form = request.state.form = await read_form(request, authenticator.capacity.bodies)
         if visitor is not None and request.url.path not in PUBLIC_PATHS:
             check_token(visitor, form.pop("_token", "") or request.headers.get("timebell-form", ""))
             request.state.view.form = form
     return await inner(request)
 
 
-async def read_form(request: Request) -> dict[str, str]:
-    """Read the fields of a form, with line breaks as `\\n`. Raises InvalidInput (FORM_TOO_LARGE)."""
+async def read_form(request: Request, bodies: ArrivingBodies) -> dict[str, str]:
+    """Read the fields of a form, with line breaks as `\\n`. Raises InvalidInput (FORM_TOO_LARGE), TimeoutError."""
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_FORM_BYTES:
-            raise InvalidInput("The form is too large.", code="FORM_TOO_LARGE", fix="Use the API.")
-        chunks.append(chunk)
+    network = client_network(request.client.host if request.client else "")
+    async with bodies.receive(PAGE_TIMEOUT_SECONDS, network):
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > MAX_FORM_BYTES:
+                raise InvalidInput("The form is too large.", code="FORM_TOO_LARGE", fix="Use the API.")
+            chunks.append(chunk)
     try:
         fields = parse_qsl(
             b"".join(chunks).decode(errors="replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS

@@ -24,6 +24,10 @@ RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
 CLAIM_SIZE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0)
 DATABASE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
+AUTHENTICATION_FAILURES = (
+    "missing_key", "wrong_key", "unusable_key", "wrong_signature", "wrong_password", "throttled",
+)  # fmt: skip
+
 
 class LabeledCounter:
     """Counter by label values.
@@ -117,6 +121,8 @@ class Counters:
     of_features: dict[str, LabeledCounter] = field(default_factory=dict)
     """The counters of features, by the name of their metric."""
     delivery_check_verdicts: LabeledCounter = field(default_factory=lambda: LabeledCounter(VERDICTS))
+    authentication_failures: LabeledCounter = field(default_factory=lambda: LabeledCounter(AUTHENTICATION_FAILURES))
+    forwarded_headers_ignored: int = 0
     lag: Histogram = field(default_factory=lambda: Histogram(LAG_BUCKETS, labeled=False))
     run_durations: Histogram = field(default_factory=lambda: Histogram(DURATION_BUCKETS))
     timeout_ratios: Histogram = field(default_factory=lambda: Histogram(RATIO_BUCKETS))

@@ -57,6 +57,15 @@ METRICS: dict[str, MetricDefinition] = {
         ("verdict",),
         "Pre-delivery checks by verdict: passed, condition, quota, orphaned, paused, withdrawn, waits.",
     ),
+    "timebell_auth_failures_total": MetricDefinition(
+        "counter",
+        ("reason",),
+        "Failed authentications: missing_key, wrong_key, unusable_key (revoked, expired or from another network),"
+        " wrong_signature (webhooks), wrong_password, throttled (too many wrong passwords).",
+    ),
+    "timebell_forwarded_headers_ignored_total": MetricDefinition(
+        "counter", (), "Requests with X-Forwarded-For or Forwarded from a peer that is not a trusted proxy."
+    ),
     "timebell_due_found": MetricDefinition("histogram", (), "Due jobs per claim, for claims that returned any."),
     "timebell_claim_conflicts_total": MetricDefinition("counter", (), "Claims that found the due jobs already taken."),
     "timebell_missed_total": MetricDefinition(
@@ -163,6 +172,8 @@ class Snapshot:
         yield _labeled_counter("timebell_deliveries_total", counters.deliveries)
         yield _labeled_counter("timebell_missed_total", counters.missed)
         yield _labeled_counter("timebell_gate_verdicts_total", counters.delivery_check_verdicts)
+        yield _labeled_counter("timebell_auth_failures_total", counters.authentication_failures)
+        yield _counter("timebell_forwarded_headers_ignored_total", counters.forwarded_headers_ignored)
         yield _counter("timebell_tolerance_breaches_total", counters.tolerance_breaches)
         yield _counter("timebell_claim_conflicts_total", counters.claim_conflicts)
         yield _counter("timebell_double_fires_total", counters.duplicate_fires)

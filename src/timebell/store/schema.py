@@ -546,14 +546,24 @@ users = Table(
     Column("role", String(10), nullable=False),
     # Password hash in the format of tenancy/passwords.py.
     Column("password", String(200), nullable=False),
-    # Wrong passwords since the last correct one, and until when all attempts are rejected.
-    Column("failures", Integer, nullable=False, server_default="0"),
-    Column("locked_until", Instant),
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("last_used_at", Instant),
     Column("disabled_at", Instant),
     Index("timebell_users_name", "name", unique=True),
+)
+
+# Wrong passwords for a user from one client network since the last correct one, and until when all attempts from there
+# are rejected. Other networks are not affected, so that guesses cannot lock a user out.
+sign_in_failures = Table(
+    "timebell_sign_in_failures",
+    metadata,
+    Column("user_id", Id, primary_key=True),
+    Column("network", String(50), primary_key=True),
+    Column("failures", Integer, nullable=False),
+    Column("last_failed_at", Instant, nullable=False),
+    Column("locked_until", Instant),
+    Index("timebell_sign_in_failures_last", "last_failed_at"),
 )
 
 # Dashboard sessions. The id is a digest of the cookie value; either user_id or key_id is set.

@@ -26,7 +26,6 @@ class User:
     created_by: str | None = None
     last_used_at: datetime | None = None
     disabled_at: datetime | None = None
-    locked_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

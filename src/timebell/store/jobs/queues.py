@@ -59,6 +59,11 @@ def list_queues(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
     return result, sum(waiting.values()) + sum(running.values()) <= COUNT_LIMIT
 
 
+def lock(tx: Transaction, name: str) -> None:
+    """Lock the row of a queue, if it has one, for a change."""
+    tx.execute(select(queues.c.name).where(queues.c.name == name).with_for_update())
+
+
 def set_limits(tx: Transaction, name: str, limits: Limits) -> None:
     """Set the limits of a queue. If its group limit changed, held jobs of groups are released to be claimed anew."""
     rate = {"rate": limits.rate, "per": None if limits.rate is None else limits.per}

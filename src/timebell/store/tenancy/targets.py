@@ -76,9 +76,10 @@ def upsert_target(
     return _get_target(tx, tenant_id, name, now)
 
 
-def find_target(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
-    """Return a target of a tenant by name; None if there is none."""
-    row = tx.execute(select(targets).where(_by_name(tenant_id, name))).first()
+def find_target(tx: Transaction, tenant_id: str, name: str, now: datetime, *, lock: bool = False) -> NamedTarget | None:
+    """Return a target of a tenant by name, optionally locked for a change; None if there is none."""
+    query = select(targets).where(_by_name(tenant_id, name))
+    row = tx.execute(query.with_for_update() if lock else query).first()
     return None if row is None else _target_from_row(row, now)
 
 

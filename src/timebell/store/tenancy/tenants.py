@@ -40,6 +40,11 @@ def find_tenant(tx: Transaction, id_: str) -> Tenant | None:
     return None if row is None else _tenant_from_row(row)
 
 
+def lock_tenant(tx: Transaction, id_: str) -> None:
+    """Lock the row of a tenant, if it exists, for a change."""
+    tx.execute(select(tenants.c.id).where(tenants.c.id == id_).with_for_update())
+
+
 def upsert_tenant(
     tx: Transaction, id_: str, changes: Mapping[str, int | None], now: datetime, timezone: str | None = None
 ) -> Tenant:  # fmt: skip

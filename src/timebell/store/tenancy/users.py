@@ -10,12 +10,13 @@ from sqlalchemy import Row, delete, insert, select, update
 from timebell.errors import Conflict
 from timebell.model.page import Page
 from timebell.store.jobs.repository import ensure_tenants
-from timebell.store.schema import sessions, users
+from timebell.store.schema import sessions, sign_in_failures, users
 from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
 from timebell.tenancy.users import SESSION_MAX_AGE, Session, User, lock_duration
 
 LAST_SEEN_RESOLUTION = timedelta(minutes=1)
+SIGN_IN_FAILURE_RETENTION = timedelta(days=1)
 
 
 def create_user(tx: Transaction, user: User, password: str) -> User:
@@ -46,26 +47,40 @@ def list_users(tx: Transaction, limit: int, after: str | None) -> Page[User]:
     return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
 
 
-def record_sign_in_attempt(tx: Transaction, name: str, now: datetime) -> tuple[User, str] | None:
+def record_sign_in_attempt(tx: Transaction, name: str, network: str, now: datetime) -> tuple[User, str] | None:
     """Count a sign-in attempt as failed before its password is checked, so that concurrent attempts are counted too.
 
-    Returns the user and the password hash; None for an unknown, disabled or locked user. A successful sign-in resets
-    the count in `create_session`.
+    Returns the user and the password hash; None for an unknown or disabled user, or one that is locked for this client
+    network. A successful sign-in deletes the count, in `forget_sign_in_failures`.
     """
     row = tx.execute(select(users).where(users.c.name == name).with_for_update()).first()
-    if row is None or row.disabled_at is not None or (row.locked_until is not None and row.locked_until > now):
+    if row is None or row.disabled_at is not None:
         return None
-    failures = row.failures + 1
+    here = (sign_in_failures.c.user_id == row.id) & (sign_in_failures.c.network == network)
+    previous = tx.execute(select(sign_in_failures).where(here)).first()
+    if previous is not None and previous.locked_until is not None and previous.locked_until > now:
+        return None
+    failures = 1 if previous is None else previous.failures + 1
     lock = lock_duration(failures)
-    tx.execute(update(users).where(users.c.id == row.id).values(
-        failures=failures, locked_until=None if lock is None else now + lock
-    ))  # fmt: skip
+    values = {"failures": failures, "last_failed_at": now, "locked_until": None if lock is None else now + lock}
+    if previous is None:
+        tx.execute(insert(sign_in_failures).values(user_id=row.id, network=network, **values))
+    else:
+        tx.execute(update(sign_in_failures).where(here).values(**values))
     return _user_from_row(row), row.password
+
+
+def forget_sign_in_failures(tx: Transaction, user_id: str, network: str, now: datetime) -> None:
+    """Delete the failures of a user from a client network, and those of everybody that are too old to matter."""
+    here = (sign_in_failures.c.user_id == user_id) & (sign_in_failures.c.network == network)
+    is_old = sign_in_failures.c.last_failed_at < now - SIGN_IN_FAILURE_RETENTION
+    tx.execute(delete(sign_in_failures).where(here | is_old))
 
 
 def set_password(tx: Transaction, id_: str, password: str) -> None:
     """Set a user's hashed password and delete the user's sessions."""
-    tx.execute(update(users).where(users.c.id == id_).values(password=password, failures=0, locked_until=None))
+    tx.execute(update(users).where(users.c.id == id_).values(password=password))
+    tx.execute(delete(sign_in_failures).where(sign_in_failures.c.user_id == id_))
     tx.execute(delete(sessions).where(sessions.c.user_id == id_))
 
 
@@ -85,8 +100,7 @@ def create_session(tx: Transaction, session: Session, previous_session_id: str |
         seen_at=session.seen_at,
     ))  # fmt: skip
     if session.user_id is not None:
-        reset = {"failures": 0, "locked_until": None, "last_used_at": session.created_at}
-        tx.execute(update(users).where(users.c.id == session.user_id).values(**reset))
+        tx.execute(update(users).where(users.c.id == session.user_id).values(last_used_at=session.created_at))
 
 
 def delete_session(tx: Transaction, id_: str) -> None:
@@ -118,5 +132,4 @@ def _user_from_row(row: Row[Any]) -> User:
     return User(
         id=row.id, tenant_id=row.tenant_id, name=row.name, role=Role(row.role), created_at=row.created_at,
         created_by=row.created_by, last_used_at=row.last_used_at, disabled_at=row.disabled_at,
-        locked_until=row.locked_until,
     )  # fmt: skip

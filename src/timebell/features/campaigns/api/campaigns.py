@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import ConfigDict, Field
 
+from timebell.api.if_match import IfMatch, entity_tag, require_match
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schedule_fields import IntervalIn, ScheduleIn, parse_schedule
-from timebell.api.schedules import IfMatch
 from timebell.api.schemas import (
     Cursor,
     Id,
@@ -23,9 +23,9 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
-from timebell.errors import RevisionMissing, RevisionStale
 from timebell.features.campaigns.api.devices import DevicePage, render_device
 from timebell.features.campaigns.client.campaigns import parse_campaign_id
+from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.tenancy.roles import Role
@@ -193,12 +193,15 @@ def render_campaign(campaign: Campaign) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def etag(campaign: Campaign) -> str:
+    """Return the strong ETag of a campaign. Starting, pausing and stopping it changes the ETag."""
+    return entity_tag(campaign.revision, None if campaign.state is CampaignState.PENDING else campaign.state)
+
+
 def campaign_response(ctx: Context, campaign: Campaign, status: int = 200) -> Response:
     """Return a campaign as a response with its ETag, and set it as the audit subject."""
     ctx.subject = campaign.id
-    headers = {"ETag": f'"{campaign.revision}"'} | (
-        {"Location": f"/api/v1/campaigns/{campaign.id}"} if status == 201 else {}
-    )
+    headers = {"ETag": etag(campaign)} | ({"Location": f"/api/v1/campaigns/{campaign.id}"} if status == 201 else {})
     return json_response(render_campaign(campaign), status, headers)
 
 
@@ -275,17 +278,7 @@ async def patch_campaign(id: Id, body: MessageIn, ctx: Context, if_match: IfMatc
     )
     if campaign is None:
         raise not_found("campaign", id)
-    etag = f'"{campaign.revision}"'
-    if if_match is None:
-        raise RevisionMissing(
-            "A change must specify its revision.", fix=f"Send If-Match: {etag} (or * to overwrite any revision)."
-        )
-    if if_match != "*" and etag not in [tag.strip().removeprefix("W/") for tag in if_match.split(",")]:
-        raise RevisionStale(
-            f"The campaign is at revision {campaign.revision}, and the change is based on {if_match:.40}.",
-            existing=campaign.id,
-            fix="Read it again and repeat the change.",
-        )  # fmt: skip
+    require_match(if_match, etag(campaign), "The campaign", campaign.id)
     ctx.before = render_campaign(campaign)
     changed = await ctx.app.campaigns.edit(
         id, _message_fields(body), tenant_id=ctx.tenant_id, connection=ctx.connection

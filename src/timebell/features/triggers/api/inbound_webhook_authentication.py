@@ -26,6 +26,7 @@ from timebell.tenancy.roles import Role
 from timebell.tenancy.secrets import keyring
 
 HOOKS_PATH = "/api/v1/hooks"
+TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a query parameter
 SIGNED_ACTOR, UNSIGNED_ACTOR = "monday.com", "monday.com (unsigned)"
 """Actors in the audit log: authenticated by signature, or by the token in the URL."""
 
@@ -33,13 +34,15 @@ SIGNED_ACTOR, UNSIGNED_ACTOR = "monday.com", "monday.com (unsigned)"
 class SignedWebhookRoute(ApiRoute):
     """Route that also accepts webhooks authenticated by a signature or URL token instead of an API key."""
 
+    common_parameters = ApiRoute.common_parameters | {TOKEN_PARAMETER}
+
     async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
         return await authenticate(request, authenticator)
 
 
 async def authenticate(request: Request, authenticator: Authenticator) -> Caller:
-    """Return the caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
-    authorization, token = request.headers.get("authorization", ""), request.query_params.get("token")
+    """Return the caller. Raises Unauthorized, Refused, InvalidInput."""
+    authorization, token = request.headers.get("authorization", ""), request.query_params.get(TOKEN_PARAMETER)
     scheme, _, rest = authorization.partition(" ")
     if token is None and (not authorization or rest.startswith("tb_")):
         return await authenticator.authenticate(request)
@@ -57,7 +60,7 @@ async def authenticate(request: Request, authenticator: Authenticator) -> Caller
             return Caller(SIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address)
         if token is not None and _is_url_token(token, authenticator.app.settings.secret_key, source.id):
             return Caller(UNSIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address)
-    raise authenticator.record_failure(address)
+    raise authenticator.reject("wrong_signature", address)
 
 
 async def _signing_secret(authenticator: Authenticator, source: Source) -> str | None:
@@ -80,7 +83,7 @@ async def _signing_secret(authenticator: Authenticator, source: Source) -> str |
 
 def token_query(secret_key: str | None, source_id: str) -> str:
     """Return the query string with the token of a webhook URL; empty without a secret key."""
-    return "".join(f"?token={quote(token)}" for token in _url_tokens(secret_key, source_id)[:1])
+    return "".join(f"?{TOKEN_PARAMETER}={quote(token)}" for token in _url_tokens(secret_key, source_id)[:1])
 
 
 def _url_tokens(secret_key: str | None, source_id: str) -> list[str]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from timebell.api.conditions import ComparisonIn, ComparisonOut
-from timebell.api.if_match import IfMatch, require_match
+from timebell.api.if_match import IfMatch, check_match, entity_tag, require_match
 from timebell.api.operations import OperationOut, render_operation
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
@@ -175,9 +175,9 @@ async def put_trigger(name: Id, body: TriggerPut, ctx: Context, if_match: IfMatc
 
 @routes.delete("/triggers/{name}", status_code=202, response_model=OperationOut,
                **change_route("trigger.delete", Role.EDITOR))  # fmt: skip
-async def delete_trigger(name: Id, ctx: Context) -> Response:
+async def delete_trigger(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a trigger. Deliveries stop immediately, and the returned operation cancels its jobs."""
-    ctx.subject, ctx.before = name, render_trigger(await _find_trigger(ctx, name))
+    await _lock_for_change(ctx, name, if_match)
     operation = await ctx.app.triggers.delete(
         name, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection
     )
@@ -185,9 +185,11 @@ async def delete_trigger(name: Id, ctx: Context) -> Response:
 
 
 @routes.post("/triggers/{name}/pause", response_model=TriggerOut, **change_route("trigger.pause", Role.OPERATOR))
-async def pause_trigger(name: Id, ctx: Context, body: TriggerPauseIn | None = None) -> Response:
+async def pause_trigger(
+    name: Id, ctx: Context, body: TriggerPauseIn | None = None, if_match: IfMatch = None
+) -> Response:
     """Pause a trigger. Jobs that become due are skipped until it is resumed."""
-    ctx.subject, ctx.before = name, render_trigger(await _find_trigger(ctx, name))
+    await _lock_for_change(ctx, name, if_match)
     reason = None if body is None else body.reason
     return json_response(render_trigger(
         await ctx.app.triggers.pause(name, reason, tenant_id=ctx.tenant_id, connection=ctx.connection)
@@ -195,9 +197,9 @@ async def pause_trigger(name: Id, ctx: Context, body: TriggerPauseIn | None = No
 
 
 @routes.post("/triggers/{name}/resume", response_model=TriggerOut, **change_route("trigger.resume", Role.OPERATOR))
-async def resume_trigger(name: Id, ctx: Context) -> Response:
+async def resume_trigger(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Resume a paused trigger."""
-    ctx.subject, ctx.before = name, render_trigger(await _find_trigger(ctx, name))
+    await _lock_for_change(ctx, name, if_match)
     return json_response(
         render_trigger(await ctx.app.triggers.resume(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
     )
@@ -246,6 +248,18 @@ async def _write_trigger(ctx: Context, name: str, body: TriggerPut, *, replace: 
 _OPTION_NAMES = {"grace_seconds": "grace", "timeout_seconds": "timeout", "expires_after_seconds": "expires_after"}
 
 
+async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> None:
+    """Lock a trigger, check If-Match if it was sent, and record the trigger as the audit subject.
+
+    Raises NotFound, RevisionStale.
+    """
+    trigger: Trigger | None = await ctx.run(triggers.lock_trigger, ctx.tenant_id, name)
+    if trigger is None:
+        raise not_found("trigger", name)
+    check_match(if_match, etag(trigger), f"The trigger {name!r:.80}", trigger.id)
+    ctx.subject, ctx.before = name, render_trigger(trigger)
+
+
 async def _find_trigger(ctx: Context, name: str) -> Trigger:
     try:
         return await ctx.app.triggers.get(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
@@ -259,8 +273,8 @@ def _operation_response(ctx: Context, operation: Operation) -> Response:
 
 
 def etag(trigger: Trigger) -> str:
-    """Return the strong ETag of a trigger: its revision."""
-    return f'"{trigger.revision}"'
+    """Return the strong ETag of a trigger. Pausing and resuming it changes the ETag."""
+    return entity_tag(trigger.revision, not trigger.enabled, trigger.pause_reason)
 
 
 def render_trigger(trigger: Trigger) -> dict[str, Any]:

@@ -519,6 +519,15 @@ def upgrade() -> None:
     )
     op.create_index("timebell_sessions_created_at", "timebell_sessions", ["created_at"])
     op.create_table(
+        "timebell_sign_in_failures",
+        sa.Column("user_id", Id, primary_key=True),
+        sa.Column("network", sa.String(50), primary_key=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("last_failed_at", Instant, nullable=False),
+        sa.Column("locked_until", Instant),
+    )
+    op.create_index("timebell_sign_in_failures_last", "timebell_sign_in_failures", ["last_failed_at"])
+    op.create_table(
         "timebell_sources",
         sa.Column("id", Id, primary_key=True),
         sa.Column("tenant_id", sa.String(200), nullable=False),
@@ -601,8 +610,6 @@ def upgrade() -> None:
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("role", sa.String(10), nullable=False),
         sa.Column("password", sa.String(200), nullable=False),
-        sa.Column("failures", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("locked_until", Instant),
         sa.Column("created_at", Instant, nullable=False),
         sa.Column("created_by", sa.String(200)),
         sa.Column("last_used_at", Instant),

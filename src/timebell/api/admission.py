@@ -1,0 +1,176 @@
+"""Capacity of the HTTP server: request bodies under way, and slots that tenants share fairly.
+
+A request occupies a slot only after its body has arrived. A client that sends slowly or too much delays only itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+from timebell.errors import TimebellError
+
+MAX_CONCURRENT_CHANGES = 8  # less than the connection pool, so that a flood of changes leaves connections to the engine
+MAX_CONCURRENT_HASHES = 2  # password hashes computed simultaneously: each takes 32 MiB and a core
+MAX_ARRIVING_PER_OWNER = 100  # bodies under way per client network, and per tenant
+MAX_WAITING_PER_OWNER = 200  # requests of one tenant that wait for a slot
+MAX_WAIT_SECONDS = 10.0  # for a slot; most clients give up before
+
+
+class TooBusy(TimebellError):
+    """Too many requests of this tenant or address wait, or one waited too long."""
+
+    code = "TOO_BUSY"
+
+
+class ClientGone(Exception):
+    """The client closed its connection while its request waited."""
+
+
+class ArrivingBodies:
+    """Request bodies under way, by owner (a client network or a tenant).
+
+    An honest body arrives within milliseconds. So when an owner has too many under way, its oldest one is refused
+    instead of the newest: half-sent bodies displace only each other.
+    """
+
+    def __init__(self) -> None:
+        self._by_owner: dict[Hashable, OrderedDict[int, asyncio.Timeout]] = {}
+        self._last_number = 0
+
+    @property
+    def count(self) -> int:
+        """Number of bodies under way, for all owners."""
+        return sum(map(len, self._by_owner.values()))
+
+    @asynccontextmanager
+    async def receive(self, seconds: float, *owners: Hashable) -> AsyncIterator[None]:
+        """Limit the time to receive a body in the block. Raises TimeoutError, also when a newer body displaces it."""
+        self._last_number += 1
+        number = self._last_number
+        async with asyncio.timeout(seconds) as limit:
+            for owner in owners:
+                arriving = self._by_owner.setdefault(owner, OrderedDict())
+                if len(arriving) >= MAX_ARRIVING_PER_OWNER:
+                    _, oldest = arriving.popitem(last=False)
+                    oldest.reschedule(asyncio.get_running_loop().time())
+                arriving[number] = limit
+            try:
+                yield
+            finally:
+                for owner in owners:
+                    others = self._by_owner.get(owner)
+                    if others is not None and others.pop(number, None) is not None and not others:
+                        del self._by_owner[owner]
+
+
+class FairSlots:
+    """A number of slots, of which one tenant holds at most `per_owner`.
+
+    A slot that becomes free goes to the next tenant in turn, not to the next request.
+    """
+
+    def __init__(self, slots: int, per_owner: int) -> None:
+        self._free, self._per_owner = slots, per_owner
+        self._held: Counter[Hashable] = Counter()
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def hold(
+        self, owner: Hashable, disconnected: Callable[[], Awaitable[object]] | None = None
+    ) -> AsyncIterator[None]:
+        """Hold a slot while the block runs.
+
+        `disconnected` returns when the client has closed its connection; a request that still waits then gives up.
+        Raises TooBusy, ClientGone.
+        """
+        if owner not in self._waiting and self._has_slot_for(owner):
+            self._assign(owner)
+        else:
+            await self._wait(owner, disconnected)
+        try:
+            yield
+        finally:
+            self._release(owner)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a slot."""
+        return sum(map(len, self._waiting.values()))
+
+    def _has_slot_for(self, owner: Hashable) -> bool:
+        return self._free > 0 and self._held[owner] < self._per_owner
+
+    def _assign(self, owner: Hashable) -> None:
+        self._free -= 1
+        self._held[owner] += 1
+
+    async def _wait(self, owner: Hashable, disconnected: Callable[[], Awaitable[object]] | None) -> None:
+        queue = self._waiting.setdefault(owner, deque())
+        if len(queue) >= MAX_WAITING_PER_OWNER:
+            raise TooBusy("Too many requests of this tenant are waiting.", fix="Send fewer requests at the same time.")
+        turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        gone = None if disconnected is None else asyncio.ensure_future(disconnected())
+        try:
+            await asyncio.wait(
+                {turn} if gone is None else {turn, gone},
+                timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED,
+            )  # fmt: skip
+            if not turn.done():
+                if gone is not None and gone.done():
+                    raise ClientGone
+                raise TooBusy(f"No capacity was free for {MAX_WAIT_SECONDS:g} s.", fix="Retry later.")
+        except BaseException:
+            if turn.done():  # cancelled after its turn came
+                self._release(owner)
+            else:
+                self._forget(owner, turn)
+            raise
+        finally:
+            if gone is not None:
+                gone.cancel()
+
+    def _forget(self, owner: Hashable, turn: asyncio.Future[None]) -> None:
+        self._waiting[owner].remove(turn)
+        if not self._waiting[owner]:
+            del self._waiting[owner]
+
+    def _release(self, owner: Hashable) -> None:
+        self._free += 1
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+        for candidate in self._waiting:
+            if self._held[candidate] < self._per_owner:
+                break
+        else:
+            return
+        queue = self._waiting[candidate]
+        self._assign(candidate)
+        queue.popleft().set_result(None)
+        if queue:
+            self._waiting.move_to_end(candidate)
+        else:
+            del self._waiting[candidate]
+
+
+class Capacity:
+    """The pools of one HTTP server. Slow work has pools of its own, so that it does not delay other requests."""
+
+    def __init__(self) -> None:
+        self.bodies = ArrivingBodies()
+        self.changes = FairSlots(MAX_CONCURRENT_CHANGES, MAX_CONCURRENT_CHANGES - 2)
+        self.imports = FairSlots(16, 2)
+        self.reports = FairSlots(2, 1)
+        self.sign_ins = FairSlots(MAX_CONCURRENT_HASHES, MAX_CONCURRENT_HASHES)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has closed its connection. The whole body must have been received."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,143 @@
+"""Fair slots and the limit of bodies under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
+from timebell.api import admission
+from timebell.api.admission import ArrivingBodies, ClientGone, FairSlots, TooBusy
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_free_slot_goes_to_the_next_tenant_in_turn() -> None:
+    slots, order = FairSlots(1, 1), []
+
+    async def work(tenant: str, number: int) -> None:
+        async with slots.hold(tenant):
+            order.append((tenant, number))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(work("a", n) for n in range(4)), *(work("b", n) for n in range(2)), work("c", 0))
+    assert order == [("a", 0), ("a", 1), ("b", 0), ("c", 0), ("a", 2), ("b", 1), ("a", 3)]
+
+
+async def test_one_tenant_does_not_hold_all_slots() -> None:
+    slots, go, held = FairSlots(3, 2), asyncio.Event(), Counter[str]()
+
+    async def work(tenant: str) -> None:
+        async with slots.hold(tenant):
+            held[tenant] += 1
+            await go.wait()
+
+    tasks = [asyncio.create_task(work("a")) for _ in range(5)]
+    await _settle()
+    assert held == {"a": 2}
+    tasks.append(asyncio.create_task(work("b")))
+    await _settle()
+    assert held == {"a": 2, "b": 1}
+    go.set()
+    await asyncio.gather(*tasks)
+    assert held == {"a": 5, "b": 1}
+
+
+async def test_a_request_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_WAIT_SECONDS", 0.01)
+    slots = FairSlots(1, 1)
+    async with slots.hold("a"):
+        with pytest.raises(TooBusy):
+            async with slots.hold("b"):
+                pytest.fail("no slot was free")
+    assert slots.waiting == 0
+    async with slots.hold("b"):
+        pass
+
+
+async def test_a_request_whose_client_left_gives_up_its_turn() -> None:
+    slots, gone = FairSlots(1, 1), asyncio.Event()
+
+    async def leave() -> None:
+        await gone.wait()
+
+    async def wait() -> None:
+        async with slots.hold("b", leave):
+            pytest.fail("its client had left")
+
+    async with slots.hold("a"):
+        waiting = asyncio.create_task(wait())
+        await _settle()
+        gone.set()
+        with pytest.raises(ClientGone):
+            await waiting
+    async with slots.hold("c"):
+        pass
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.none() | st.integers(0, 6)), max_size=12))
+def test_slots_are_never_lost_or_exceeded(requests: list[tuple[str, int, int | None]]) -> None:
+    """Requests of (tenant, steps of work, step at which it is cancelled)."""
+
+    async def scenario() -> None:
+        slots, held = FairSlots(2, 1), Counter[str]()
+
+        async def work(tenant: str, steps: int) -> None:
+            async with slots.hold(tenant):
+                held[tenant] += 1
+                assert held.total() <= 2
+                assert held[tenant] == 1
+                try:
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                finally:
+                    held[tenant] -= 1
+
+        async def cancelled(task: asyncio.Task[None], step: int | None) -> None:
+            for _ in range(step or 0):
+                await asyncio.sleep(0)
+            if step is not None:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+        await asyncio.gather(
+            *(cancelled(asyncio.create_task(work(tenant, steps)), step) for tenant, steps, step in requests)
+        )
+        assert slots.waiting == 0
+        async with asyncio.timeout(5), slots.hold("a"), slots.hold("b"):
+            pass
+
+    asyncio.run(scenario())
+
+
+async def test_the_oldest_body_of_a_client_is_displaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_ARRIVING_PER_OWNER", 2)
+    bodies, displaced, never = ArrivingBodies(), [], asyncio.Event()
+
+    async def receive(number: int, *owners: str) -> None:
+        try:
+            async with bodies.receive(60, *owners):
+                await never.wait()
+        except TimeoutError:
+            displaced.append(number)
+
+    tasks = [asyncio.create_task(receive(n, "client", "tenant")) for n in range(4)]
+    tasks.append(asyncio.create_task(receive(9, "another client", "another tenant")))
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    assert displaced == [0, 1]
+    async with bodies.receive(60, "client", "tenant"):  # one that arrives at once succeeds
+        pass
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert bodies.count == 0
