@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.api import v1
+from timebell.api.users import SESSION_ID_LENGTH
 from timebell.features.campaigns.model.audience_source import AudienceSource
 from timebell.features.campaigns.store import audiences, chunks
 from timebell.ids import new_id, new_ids
@@ -23,10 +24,12 @@ from timebell.recurrence.instants import format_instant
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, complete, repository
 from timebell.store.tenancy import api_keys as key_rows
+from timebell.store.tenancy import users
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 from timebell.tenancy.roles import Role
 from timebell.tenancy.tokens import attempt_token
+from timebell.tenancy.users import Session, User, session_id
 
 from .web import NIGHTLY, SECRET, Web
 
@@ -105,6 +108,7 @@ CALLS: dict[str, Call] = {
     "getOperation": Call("/operations/{operation}", object=True),
     "cancelOperation": Call("/operations/{operation}/cancel", object=True),
     "listQueues": Call("/queues"),
+    "getQueue": Call("/queues/narrow"),
     "putQueue": Call("/queues/narrow", {"concurrency": 5}),
     "pauseQueue": Call("/queues/narrow/pause", {"reason": "x"}),
     "resumeQueue": Call("/queues/narrow/resume"),
@@ -116,6 +120,14 @@ CALLS: dict[str, Call] = {
     "listKeys": Call("/keys?limit=500"),
     "getKey": Call("/keys/{key}", object=True),
     "revokeKey": Call("/keys/{key}", object=True),
+    "createUser": Call("/users", {"name": "{new}", "role": "viewer", "password": "correct horse battery"}, 201),
+    "listUsers": Call("/users?limit=500"),
+    "getUser": Call("/users/{user}", object=True),
+    "patchUser": Call("/users/{user}", {"role": "operator", "enabled": False}, object=True),
+    "deleteUser": Call("/users/{user}", object=True),
+    "listUserSessions": Call("/users/{user}/sessions", object=True),
+    "endUserSessions": Call("/users/{user}/sessions", object=True),
+    "endUserSession": Call("/users/{user}/sessions/{session}", object=True),
     "createTenant": Call("/tenants", {"id": "{new}"}, 201),
     "listTenants": Call("/tenants"),
     "getTenant": Call("/tenants/ours", object=True),
@@ -295,6 +307,8 @@ class World:
         web.app.targets_by_kind["push"] = Phones()
         span = {"now": format_instant(now), "hour": format_instant(now - timedelta(hours=1))}
         world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
+        narrow = await web.ask("PUT", "/queues/narrow", {"concurrency": 5}, key=ours[Role.PLATFORM])
+        assert narrow.status_code == 200, narrow.text
         await world.renew()
         await world._renew_push("phones")
         await world._renew_triggers("shifts")
@@ -336,6 +350,12 @@ class World:
         created = await self.web.post("/connections", {"name": name, **TOKENS}, key=admin)
         assert created.status_code == 201, created.text
         self.names |= {"secret": name, "target": name, "connection": name}
+        now = self.web.app.clock.now()
+        user = User(id=new_id(now), tenant_id=OURS, name=f"{name}-user", role=Role.VIEWER, created_at=now)
+        session = Session(id=session_id(name), user_id=user.id, key_id=None, created_at=now, seen_at=now)
+        await self.web.app.store.run(users.create_user, user, "no password")
+        await self.web.app.store.run(users.create_session, session, None)
+        self.names |= {"user": user.name, "session": session.id[:SESSION_ID_LENGTH]}
 
     async def _renew_triggers(self, name: str) -> None:
         """Create a source with a trigger, and one without."""

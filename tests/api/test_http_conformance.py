@@ -81,7 +81,7 @@ async def test_rates_are_bounded(make: Make) -> None:
 async def test_pages_of_listed_origins_may_call_the_api(sqlite_url: str) -> None:
     app = Timebell(sqlite_url)
     app.settings = replace(app.settings, http_cors_origins="https://app.example.com, https://b.example.com")
-    site = server.HttpApp(app, [v1.routes], allow_local=True)
+    site = server.HttpApp(app, [v1.build_routes(app.features)], allow_local=True)
     transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
         for origin, allowed in (("https://app.example.com", True), ("https://evil.example.com", False)):

@@ -175,7 +175,9 @@ def render_key(key: Key) -> dict[str, Any]:
 def _parse_future(value: str, now: datetime) -> datetime:
     instant = parse_timestamp(value, "expiresAt")
     if instant <= now:
-        raise InThePast(f"expiresAt is {value}, which has passed.", fix="Specify a future time.")
+        raise InThePast(
+            f"expiresAt is {value}, which has passed.", code="KEY_EXPIRY_IN_THE_PAST", fix="Specify a future time."
+        )
     return instant
 
 

@@ -30,6 +30,7 @@ from timebell.api import (
     secrets,
     targets,
     tenants,
+    users,
 )
 from timebell.api.route import API_PREFIX, ApiRoute
 from timebell.api.schemas import PROBLEM_RESPONSES, Problem, json_response
@@ -37,8 +38,8 @@ from timebell.feature import Feature
 from timebell.features import FEATURES
 
 API_MODULES = (  # the most requested first, because routes are matched in this order
-    bulk, jobs, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, tenants, nodes,
-    audit_log, calendars, forecast, events, targets, secrets,
+    bulk, jobs, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, users,
+    tenants, nodes, audit_log, calendars, forecast, events, targets, secrets,
 )  # fmt: skip
 COPIED_ATTRIBUTES = (
     "methods", "name", "description", "tags", "status_code", "response_model", "response_class", "responses",

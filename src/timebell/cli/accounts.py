@@ -7,34 +7,34 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import click
+
 from timebell.app import Timebell
-from timebell.cli.inputs import print_list
+from timebell.cli.inputs import confirm, print_list
 from timebell.cli.keyring import ACTOR, iterate_pages, resolve_format, run_and_close, with_audit_record
-from timebell.cli.output import print_message
+from timebell.cli.output import FAILED, print_message
 from timebell.client.validation import check_text
-from timebell.errors import InvalidInput, NotFound
+from timebell.errors import InvalidInput, NotFound, Refused
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant
 from timebell.store.tenancy import users as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import User
+from timebell.tenancy.users import Session, User
 
 
 def create_user(name: str, role: str, tenant: str, database: str | None) -> None:
     """Create a user. Raises InvalidInput, Conflict (USER_EXISTS)."""
-    app = Timebell(database)
-    if role not in list(Role):
-        raise InvalidInput(f"There is no role {role!r:.40}.", code="INVALID_ROLE", fix=f"Use {', '.join(Role)}.")
-    tenant_id = None if role == Role.PLATFORM else check_text(tenant, "tenant_id")
+    app, user_role = Timebell(database), _parse_role(role)
+    tenant_id = None if user_role is Role.PLATFORM else check_text(tenant, "tenant_id")
     user_name, password = check_text(name, "name"), passwords.hash_password(_read_password())
 
     async def write() -> User:
         await app.open()
         now = app.clock.now()
         user = User(
-            id=new_id(now), tenant_id=tenant_id, name=user_name, role=Role(role), created_at=now, created_by=ACTOR
+            id=new_id(now), tenant_id=tenant_id, name=user_name, role=user_role, created_at=now, created_by=ACTOR
         )  # fmt: skip
         return await app.store.run(
             with_audit_record(app, "user.create", tenant_id, user_name, lambda tx: rows.create_user(tx, user, password))
@@ -77,14 +77,84 @@ def disable(name: str, database: str | None) -> None:
     print_message(f"User {name} disabled.")
 
 
-def _change_user(name: str, database: str | None, action: str, change: Callable[[Transaction, User], None]) -> None:
+def enable(name: str, database: str | None) -> None:
+    """Enable a disabled user. Raises NotFound (USER_NOT_FOUND)."""
+    app = Timebell(database)
+    _change_user(name, database, "user.enable", lambda tx, user: rows.enable_user(tx, user.id, app.clock.now()))
+    print_message(f"User {name} enabled.")
+
+
+def set_role(name: str, role: str, database: str | None) -> None:
+    """Change the role of a user.
+
+    Raises NotFound (USER_NOT_FOUND), InvalidInput (INVALID_ROLE), Refused (ROLE_FIXED).
+    """
+    new_role = _parse_role(role)
+
+    def change(tx: Transaction, user: User) -> None:
+        if Role.PLATFORM in (new_role, user.role) and new_role is not user.role:
+            raise Refused(
+                "A user cannot change between a tenant and the platform.", code="ROLE_FIXED",
+                fix="Create another user.",
+            )  # fmt: skip
+        rows.set_role(tx, user.id, new_role)
+
+    _change_user(name, database, "user.update", change)
+    print_message(f"{name} is {new_role} now.")
+
+
+def delete(name: str, database: str | None, *, yes: bool) -> None:
+    """Delete a user after confirmation. Raises NotFound (USER_NOT_FOUND)."""
+    if not confirm(f"Delete user {name}, and end all their sessions?", yes=yes):
+        raise click.exceptions.Exit(FAILED)
+    _change_user(name, database, "user.delete", lambda tx, user: rows.delete_user(tx, user.id))
+    print_message(f"User {name} deleted.")
+
+
+def list_sessions(name: str, database: str | None, output_format: str | None) -> None:
+    """Print the sessions of a user, newest first. Raises NotFound (USER_NOT_FOUND)."""
+    app = Timebell(database)
+
+    async def read() -> list[Session]:
+        await app.open()
+        user = await app.store.run(rows.find_user, name)
+        if user is None:
+            raise _not_found(name)
+        return await app.store.run(rows.list_sessions, user.id, app.clock.now())
+
+    sessions = [
+        {"createdAt": format_instant(session.created_at), "lastUsedAt": format_instant(session.seen_at)}
+        for session in run_and_close(app, read)
+    ]
+    print_list(sessions, resolve_format(app, output_format), ("SIGNED IN", "LAST USED"), lambda row: (
+        row["createdAt"][:16], row["lastUsedAt"][:16],
+    ))  # fmt: skip
+
+
+def end_sessions(name: str, database: str | None) -> None:
+    """End all sessions of a user. Raises NotFound (USER_NOT_FOUND)."""
+    _change_user(name, database, "user.end_sessions", lambda tx, user: rows.end_sessions(tx, user.id))
+    print_message(f"All sessions of {name} are ended.")
+
+
+def _parse_role(role: str) -> Role:
+    if role not in list(Role):
+        raise InvalidInput(f"There is no role {role!r:.40}.", code="INVALID_ROLE", fix=f"Use {', '.join(Role)}.")
+    return Role(role)
+
+
+def _not_found(name: str) -> NotFound:
+    return NotFound(f"There is no user {name:.40}.", code="USER_NOT_FOUND", fix="Try: timebell user list.")
+
+
+def _change_user(name: str, database: str | None, action: str, change: Callable[[Transaction, User], object]) -> None:
     app = Timebell(database)
 
     async def write() -> None:
         await app.open()
         user = await app.store.run(rows.find_user, name)
         if user is None:
-            raise NotFound(f"There is no user {name:.40}.", code="USER_NOT_FOUND", fix="Try: timebell user list.")
+            raise _not_found(name)
         await app.store.run(with_audit_record(app, action, user.tenant_id, name, lambda tx: change(tx, user)))
 
     run_and_close(app, write)

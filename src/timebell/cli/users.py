@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from timebell.cli.groups import Group
-from timebell.cli.options import database_option, output_option
+from timebell.cli.options import database_option, output_option, yes_option
 
 user = Group("Dashboard users, directly in the database.")
 user_name_argument = click.argument("name", help="User name for the sign-in.")
@@ -57,3 +57,50 @@ def user_disable(name: str, database: str | None) -> None:
     from timebell.cli import accounts
 
     accounts.disable(name, database)
+
+
+@user.command("enable")
+@user_name_argument
+@database_option
+def user_enable(name: str, database: str | None) -> None:
+    """Enable a disabled user."""
+    from timebell.cli import accounts
+
+    accounts.enable(name, database)
+
+
+@user.command("role")
+@user_name_argument
+@click.argument("role", help="viewer, operator, editor or admin.")
+@database_option
+def user_role(name: str, role: str, database: str | None) -> None:
+    """Change the role of a user, also for open sessions."""
+    from timebell.cli import accounts
+
+    accounts.set_role(name, role, database)
+
+
+@user.command("delete")
+@user_name_argument
+@yes_option
+@database_option
+def user_delete(name: str, yes: bool, database: str | None) -> None:
+    """Delete a user and end all their sessions."""
+    from timebell.cli import accounts
+
+    accounts.delete(name, database, yes=yes)
+
+
+@user.command("sessions")
+@user_name_argument
+@click.option("--end", is_flag=True, help="End all of them.")
+@database_option
+@output_option
+def user_sessions(name: str, end: bool, database: str | None, output: str | None) -> None:
+    """List the sessions of a user, newest first, or end them."""
+    from timebell.cli import accounts
+
+    if end:
+        accounts.end_sessions(name, database)
+    else:
+        accounts.list_sessions(name, database, output)

@@ -23,7 +23,7 @@ ENVIRONMENT = "live"
 # Scopes that a key can be restricted to: the first path segment under /api/v1.
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
-    "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
+    "backlogs", "tenants", "keys", "users", "queues", "pause-all", "resume-all", "targets", "secrets",
     "connections", "sources", "hooks", "triggers",
     "devices", "audiences", "campaigns",
 )  # fmt: skip

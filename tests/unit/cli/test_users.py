@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from timebell import Timebell
 from timebell.cli.main import main
 from timebell.store.open import upgrade
+from timebell.store.tenancy import users
 from timebell.tenancy import passwords
+from timebell.tenancy.users import Session, session_id
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +57,42 @@ def test_users_are_created_listed_and_disabled(
         ("dana", "default", "operator", "disabled"), ("root", None, "platform", "usable"),
     ]  # fmt: skip
     assert "battery" not in repr(found)
+
+
+def test_users_are_enabled_changed_and_deleted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_user_command(monkeypatch, "create", "dana", typed="correct horse battery\n")
+    run_user_command(monkeypatch, "disable", "dana")
+    assert run_user_command(monkeypatch, "enable", "dana") == 0
+    assert run_user_command(monkeypatch, "role", "dana", "editor") == 0
+    assert run_user_command(monkeypatch, "role", "dana", "king") == 2
+    assert run_user_command(monkeypatch, "role", "dana", "platform") == 4
+    capsys.readouterr()
+    assert run_user_command(monkeypatch, "list", "-o", "json") == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["role"], found["state"]) == ("editor", "usable")
+    assert run_user_command(monkeypatch, "delete", "dana", "--yes") == 0
+    assert run_user_command(monkeypatch, "delete", "dana", "--yes") == 3
+
+
+def test_sessions_are_listed_and_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_user_command(monkeypatch, "create", "dana", typed="correct horse battery\n")
+
+    async def sign_in() -> None:
+        app = Timebell()
+        await app.open()
+        user = await app.store.run(users.find_user, "dana")
+        assert user is not None
+        now = app.clock.now()
+        session = Session(id=session_id("cookie"), user_id=user.id, key_id=None, created_at=now, seen_at=now)
+        await app.store.run(users.create_session, session, None)
+        await app.close()
+
+    asyncio.run(sign_in())
+    for count in (1, 0):
+        capsys.readouterr()
+        assert run_user_command(monkeypatch, "sessions", "dana", "-o", "json") == 0
+        assert len(json.loads(capsys.readouterr().out)) == count
+        assert run_user_command(monkeypatch, "sessions", "dana", "--end") == 0
+    assert run_user_command(monkeypatch, "sessions", "missing") == 3

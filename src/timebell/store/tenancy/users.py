@@ -38,9 +38,11 @@ def find_user(tx: Transaction, name: str) -> User | None:
     return None if row is None else _user_from_row(row)
 
 
-def list_users(tx: Transaction, limit: int, after: str | None) -> Page[User]:
-    """Return a page of users in name order."""
+def list_users(tx: Transaction, limit: int, after: str | None, tenant_id: str | None = None) -> Page[User]:
+    """Return a page of users in name order: of a tenant, or of all tenants and the platform."""
     query = select(users).order_by(users.c.name).limit(limit + 1)
+    if tenant_id is not None:
+        query = query.where(users.c.tenant_id == tenant_id)
     if after is not None:
         query = query.where(users.c.name > after)
     page = [_user_from_row(row) for row in tx.execute(query)]
@@ -82,6 +84,35 @@ def set_password(tx: Transaction, id_: str, password: str) -> None:
     tx.execute(update(users).where(users.c.id == id_).values(password=password))
     tx.execute(delete(sign_in_failures).where(sign_in_failures.c.user_id == id_))
     tx.execute(delete(sessions).where(sessions.c.user_id == id_))
+
+
+def set_role(tx: Transaction, id_: str, role: Role) -> None:
+    """Change the role of a user, also for open sessions."""
+    tx.execute(update(users).where(users.c.id == id_).values(role=role.value))
+
+
+def enable_user(tx: Transaction, id_: str, now: datetime) -> None:
+    """Enable a disabled user."""
+    tx.execute(update(users).where(users.c.id == id_).values(disabled_at=None))
+
+
+def delete_user(tx: Transaction, id_: str) -> None:
+    """Delete a user and the user's sessions."""
+    for table in (sessions, sign_in_failures):
+        tx.execute(delete(table).where(table.c.user_id == id_))
+    tx.execute(delete(users).where(users.c.id == id_))
+
+
+def list_sessions(tx: Transaction, user_id: str, now: datetime) -> list[Session]:
+    """Return the unexpired sessions of a user, newest first."""
+    rows = tx.execute(select(sessions).where(sessions.c.user_id == user_id).order_by(sessions.c.created_at.desc()))
+    found = [Session(**row._mapping) for row in rows]
+    return [session for session in found if not session.is_expired(now)]
+
+
+def end_sessions(tx: Transaction, user_id: str) -> int:
+    """Delete all sessions of a user; return their number."""
+    return tx.execute(delete(sessions).where(sessions.c.user_id == user_id)).rowcount
 
 
 def disable_user(tx: Transaction, id_: str, now: datetime) -> None:
