@@ -152,12 +152,11 @@ def create_campaign_target(
     store: Store,
     push: Target,
     load_keyring: Callable[[], Keyring],
-    wake_worker: Callable[[], None],
     now: Callable[[], datetime],
 ) -> Target:
     """Create the target that sends campaign chunks through the provider of `push`.
 
-    Also connects `push` to the device registry. `wake_worker` wakes the worker of this node.
+    Also connects `push` to the device registry.
     """
     from timebell.campaigns.outside import AudienceReader
     from timebell.campaigns.registry import StoredRegistry
@@ -168,7 +167,7 @@ def create_campaign_target(
     with suppress(InvalidInput, Refused):  # reported by the first job that needs the provider
         push.warm()  # its imports take longer than a first message should
     push.registry = StoredRegistry(store, now)
-    return CampaignTarget(store, push, AudienceReader(store, load_keyring, now), wake_worker, now)
+    return CampaignTarget(store, push, AudienceReader(store, load_keyring, now), now)
 
 
 def validate_custom_targets(targets: Iterable[Target]) -> dict[str, Target]:

@@ -8,7 +8,7 @@ thread with a MariaDB connection, or on a connection of the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -21,8 +21,21 @@ from timebell.store.statement import Statement, StatementDialect
 
 Row = Mapping[str, Any]
 
-JOBS, SCHEDULES = "jobs", "schedules"
-"""Subjects of notifications: something is due earlier than other nodes know. SCHEDULES includes JOBS."""
+# Subjects of notifications: what a transaction changed that a node may be waiting for.
+JOBS = "jobs"  # a job is due earlier, or may start now
+SCHEDULES = "schedules"  # a schedule is due earlier
+STOPS = "stops"  # a running attempt was requested to stop
+OPERATIONS = "operations"  # an operation was started
+SOURCES = "sources"  # a source is to be read
+NO_SUBJECTS: frozenset[str] = frozenset()
+NOTIFY_HORIZON = timedelta(seconds=10)
+"""New jobs due later than this are not notified, because nodes look for them at each heartbeat, twice in this time."""
+
+
+def is_soon(job_due_at: datetime, now: datetime) -> bool:
+    """Return whether a new job is to be notified."""
+    return job_due_at <= now + NOTIFY_HORIZON
+
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
@@ -58,6 +71,8 @@ class Transaction(Protocol):
     """The interface by which operations access the database."""
 
     dialect: Dialect
+    subjects: frozenset[str]
+    """What to notify of after the commit."""
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         """Execute a hot statement with a batch of `rows` and other parameters; return its rows."""
@@ -74,8 +89,8 @@ class Transaction(Protocol):
         `constants` are additional columns with the same value in all rows.
         """
 
-    def notify(self, subject: str = JOBS) -> None:
-        """After the commit, notify other nodes of due JOBS, or also SCHEDULES. A hint, which may be lost."""
+    def notify(self, subject: str) -> None:
+        """After the commit, notify this process and other nodes of a change. A hint, which may be lost."""
 
 
 class Steps:
@@ -106,7 +121,7 @@ class SqlTransaction:
         self.connection = connection
         self.dialect = dialect
         self.steps = steps
-        self.wants_notify = ""
+        self.subjects = NO_SUBJECTS
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         self.steps()
@@ -129,6 +144,5 @@ class SqlTransaction:
         rows = [{**dict(zip(columns, record, strict=True)), **constants} for record in records]
         self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), rows)  # noqa: S608
 
-    def notify(self, subject: str = JOBS) -> None:
-        if self.wants_notify != SCHEDULES:
-            self.wants_notify = subject
+    def notify(self, subject: str) -> None:
+        self.subjects |= {subject}

@@ -13,7 +13,6 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from timebell.alarm import Alarm
 from timebell.engine.leader.broker_reconciler import BrokerReconciler
 from timebell.engine.leader.operations import Operations
 from timebell.engine.leader.repair import Repair
@@ -49,7 +48,6 @@ class Leader:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
         self.fence: int | None = None
         self._observed_lease: tuple[nodes.Lease, float] | None = None
         self._observed_heartbeats: dict[str, tuple[int, float]] = {}
@@ -71,7 +69,7 @@ class Leader:
             self.fence = None
         if self.fence is None:
             await self._try_acquire_lease()
-        self.source_poller.alarm.wake()
+        node.wakeups.sources.wake()
         if self.fence is not None:
             await self._run_chores()
 
@@ -108,14 +106,13 @@ class Leader:
         if report.released:
             log.info("released %d held jobs, because a live node handles their topic again", report.released)
             node.repair_report += RepairReport({"unhandled": report.released})
-            node.worker_alarm.wake()
         if report.completed:
             log.info("completed %d unhandled jobs, as their on_unhandled option specifies", report.completed)
         await self._rewrap_secrets()
         await self._repair.step()
         await self._tzdata_replan.step()
         await self.watchdog.step(comparable=not self._tzdata_replan.versions_differ)
-        self.operations.alarm.wake()
+        node.wakeups.operations.wake()
         monotonic = node.clock.monotonic()
         if self._last_cleanup_at is None or monotonic - self._last_cleanup_at >= CLEANUP_INTERVAL_SECONDS:
             self._last_cleanup_at = monotonic

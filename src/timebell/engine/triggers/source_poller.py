@@ -65,7 +65,6 @@ class SourcePoller:
 
     def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
         self.adapters = AdapterCache(node)
         self._run_as_leader = run_as_leader
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -99,7 +98,6 @@ class SourcePoller:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
         await self.adapters.close()
-        self.alarm.close()
 
     async def _run_source(self, source_id: str) -> None:
         watch = self._watches[source_id]
@@ -206,7 +204,7 @@ class SourcePoller:
         while await self._run_as_leader(
             planned_firings.mark_unseen_gone, source, started_micros, PAGE_SIZE, self.node.clock.now()
         ):
-            self.node.worker_alarm.wake()
+            pass
         message = self._describe_row_errors(source, rejected_count, examples)
         final_cursor = json.dumps({"changes": changes_cursor})
         await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
@@ -256,8 +254,6 @@ class SourcePoller:
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         self.node.counters.record_observed(summary)
-        if summary.made:
-            self.node.worker_alarm.wake()
         return summary.rejected
 
     async def _record_row_errors(self, source: Source, row_errors: list[str]) -> None:

@@ -23,7 +23,7 @@ from timebell.store.jobs.serial import LOCK_SCHEDULES, release_next
 from timebell.store.schedules.rows import schedule_from_row, tzdata_columns
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.statement import Statement
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.repair")
 
@@ -65,7 +65,7 @@ def repair_holds(tx: Transaction) -> RepairReport:
         tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in stuck])
     advanced = release_next(tx, stuck) + groups.release_stuck(tx)
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     held = {row["hold"]: row["held"] for row in tx.fetch(COUNT_HOLDS, limit=COUNT_LIMIT)}
     return RepairReport(Counter(turn=advanced, hold=released), Counter(held))
 
@@ -113,7 +113,7 @@ def _repair_schedules(tx: Transaction, ids: list[str], since: datetime, now: dat
         else:
             reasons[reason] += 1
     if repaired:
-        tx.notify()
+        tx.notify(SCHEDULES)
     return RepairReport({"schedule": repaired} if repaired else {}, reasons)
 
 

@@ -18,7 +18,7 @@ from timebell.model.job import Completion, JobState
 from timebell.store.jobs import groups
 from timebell.store.schema import jobs
 from timebell.store.statement import SplitStatement, Statement
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, Row, Transaction
 from timebell.store.types import to_micros
 
 _LIVE_ONLY_COLUMNS = {"route", "hold", "heartbeat", "cancel_requested", "shared", "charged"}
@@ -141,6 +141,8 @@ def schedule_retries(tx: Transaction, completions: Sequence[Completion], *, skip
         RETRY_UNLOCKED if skip_locked else RETRY, [_completion_row(tx, completion) for completion in completions]
     )
     groups.release_next(tx, retried)
+    if retried:
+        tx.notify(JOBS)  # no node knows when it is due
     return {str(row["id"]) for row in retried}
 
 

@@ -16,7 +16,7 @@ from timebell.store.jobs import claim, complete, repository, serial
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table
 from timebell.store.statement import Statement
-from timebell.store.transaction import JOBS, SCHEDULES, Transaction
+from timebell.store.transaction import JOBS, Transaction
 from timebell.store.types import to_micros
 
 IN_FLIGHT_STATES = (JobState.RUNNING.value, JobState.DISPATCHED.value)
@@ -75,38 +75,26 @@ def list_dispatched(tx: Transaction, routes: Sequence[str], after: str, limit: i
     return sorted(loaded, key=lambda attempt: attempt.id)
 
 
-class ReportResult(NamedTuple):
-    """The job after a report.
-
-    `frees_capacity`: other jobs may start now. `schedule_advanced`: a fixed-delay schedule got its next instant.
-    """
-
-    job: Job
-    frees_capacity: bool
-    schedule_advanced: bool
-
-
 FINISHED_JOB = Statement(
     f"SELECT {column_names(finished)}, EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name = timebell_finished.queue"  # noqa: S608
-    " AND q.concurrency IS NOT NULL) AS limited FROM timebell_finished WHERE id = :id AND tenant_id = :tenant_id"
+    " AND q.concurrency IS NOT NULL) OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id ="
+    " timebell_finished.tenant_id AND t.starts IS NOT NULL) AS limited FROM timebell_finished"
+    " WHERE id = :id AND tenant_id = :tenant_id"
 )
 
 
-def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> ReportResult:
-    """Complete a locked attempt, or schedule its retry if the completion is `pending`."""
+def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> Job:
+    """Complete a locked attempt, or schedule its retry if the completion is `pending`. Returns the job after it."""
     if completion.state is JobState.PENDING:
         if complete.schedule_retries(tx, [completion]):
-            tx.notify()  # other nodes do not know when it is due
             (locked,) = tx.fetch(LOCK_JOB, id=completion.id, tenant_id=tenant_id)
-            return ReportResult(repository.job_from_row(repository.typed_row(tx, table, locked)), True, False)
+            return repository.job_from_row(repository.typed_row(tx, table, locked))
         completion = dataclasses.replace(completion, state=JobState.CANCELLED)  # a cancel was requested
-    result = serial.complete_one(tx, completion)
+    serial.complete_one(tx, completion)
     (row,) = tx.fetch(FINISHED_JOB, id=completion.id, tenant_id=tenant_id)
-    job = repository.job_from_row(repository.typed_row(tx, finished, row))
-    frees_capacity = bool(result.released or row["limited"])
-    if frees_capacity or result.schedule_advanced:
-        tx.notify(SCHEDULES if result.schedule_advanced else JOBS)
-    return ReportResult(job, frees_capacity, result.schedule_advanced)
+    if row["limited"]:  # another job may start now
+        tx.notify(JOBS)
+    return repository.job_from_row(repository.typed_row(tx, finished, row))
 
 
 def extend_deadline(tx: Transaction, attempt: Attempt, deadline: datetime) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from timebell.model.job import Completion
 from timebell.store.schema import queues
 from timebell.store.statement import Statement
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, Row, Transaction
 
 LOCK_QUEUES = Statement(
     "WITH $rows SELECT name FROM timebell_queues WHERE name $in SELECT name FROM d $end_in"
@@ -58,7 +58,7 @@ def release_next(tx: Transaction, departed: Iterable[Row]) -> int:
         released += len(tx.fetch(NEXT_IN_GROUP, rows))
         counts = Counter({group: count - 1 for group, count in counts.items() if count > 1})
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     return released
 
 

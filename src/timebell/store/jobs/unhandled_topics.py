@@ -15,7 +15,7 @@ from timebell.store.jobs import groups
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.serial import complete_serial
 from timebell.store.statement import Statement
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, Transaction
 
 NO_HANDLERS_RESULT = '{"listeners":0}'
 
@@ -80,7 +80,7 @@ def process_unhandled(tx: Transaction, handled: Routes, now: datetime) -> Unhand
         ]
         if completions:
             completed += len(
-                complete_serial(tx, completions, [str(job["schedule_id"]) for job in completable if job["serial"]]).ids
+                complete_serial(tx, completions, [str(job["schedule_id"]) for job in completable if job["serial"]])
             )
     return UnhandledReport(held, released, completed, frozenset(routes))
 
@@ -89,5 +89,5 @@ def release_handled(tx: Transaction, handled: Routes) -> int:
     """Release unhandled jobs that these routes handle; return how many."""
     released = len(tx.fetch(RELEASE_HANDLED, **handled.sql_params()))
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     return released

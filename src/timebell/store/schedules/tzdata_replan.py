@@ -20,7 +20,7 @@ from timebell.store.schedules.schedules import replace_recurrence
 from timebell.store.schedules.tzdata_log import record_changes, tally_schedule
 from timebell.store.schema import jobs, schedules, zone_changes
 from timebell.store.statement import Statement
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.tzdata")
 
@@ -73,6 +73,7 @@ def replan_schedules(tx: Transaction, release: Release, after: str | None, now: 
     if updates:
         tx.fetch(UPDATE_SCHEDULES, updates)
         record_changes(tx, release, tally, now)
+        tx.notify(SCHEDULES)
     return rows[-1].id if len(rows) == limit else None
 
 
@@ -92,7 +93,7 @@ def replan_jobs(tx: Transaction, release: Release, now: datetime, limit: int) ->
     if updates:
         tx.fetch(UPDATE_JOBS, updates)
         record_changes(tx, release, tally, now)
-        tx.notify()
+        tx.notify(JOBS)
     return len(rows)
 
 

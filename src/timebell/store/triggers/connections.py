@@ -16,7 +16,7 @@ from timebell.model.page import Page
 from timebell.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.store.schema import jobs
 from timebell.store.tenancy.secrets import find_cipher, get_or_create_cipher
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SOURCES, Transaction
 from timebell.store.triggers.tables import connections, firings, sources, triggers
 from timebell.tenancy.secrets import Keyring
 
@@ -177,6 +177,7 @@ def _resume_waiting(tx: Transaction, tenant_id: str, name: str, now: datetime) -
     ids = [source.id for source in _sources_using(tx, tenant_id, name)]
     if not ids:
         return
+    tx.notify(SOURCES)
     unauthorized = sources.c.id.in_(ids) & (sources.c.error_code == SOURCE_UNAUTHORIZED)
     tx.execute(update(sources).where(unauthorized).values(error=None, error_code=None))
     firing_jobs = select(firings.c.job_id).join(triggers, triggers.c.id == firings.c.trigger_id)
@@ -186,7 +187,7 @@ def _resume_waiting(tx: Transaction, tenant_id: str, name: str, now: datetime) -
     )  # fmt: skip
     query = update(jobs).where(jobs.c.id.in_(firing_jobs.where(triggers.c.source_id.in_(ids))), waiting)
     if tx.execute(query.values(run_at=now)).rowcount:
-        tx.notify()
+        tx.notify(JOBS)
 
 
 def _sources_using(tx: Transaction, tenant_id: str, name: str) -> list[Row[Any]]:

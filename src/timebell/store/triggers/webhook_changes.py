@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 
 from timebell.model.trigger import ChangeSummary, ItemChange, Source, WebhookNotice, epoch_micros
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import SOURCES, Transaction
 from timebell.store.triggers.planned_firings import apply_changes, ensure_items, lock_items
 from timebell.store.triggers.tables import items, sources
 
@@ -32,6 +32,7 @@ def apply_webhook_changes(
         if change is not None:
             total.add(apply_changes(tx, source, [change], now))
     tx.execute(update(items).where(items.c.source_id == source.id, items.c.key.in_(keys)).values(notified_at=now))
+    tx.notify(SOURCES)
     return total
 
 
