@@ -119,6 +119,7 @@ class PostgresStore:
     async def close(self) -> None:
         if self._notify_task is not None:
             await asyncio.wait([self._notify_task])
+        await self._send_notifications()  # if the task was cancelled, for example by the end of `app.sync`
         if self._listener is not None:
             with contextlib.suppress(*_CONNECTION_ERRORS):
                 await self._listener.close(timeout=1)
@@ -373,8 +374,13 @@ class PostgresStore:
         """Send one NOTIFY for all recent changes. If it fails, other nodes find them at their next heartbeat."""
         while subjects := self._unsent_subjects:
             self._unsent_subjects = NO_SUBJECTS
-            with contextlib.suppress(StoreUnreachable):
+            try:
                 await self.run_autocommit(_notify, subjects)
+            except asyncio.CancelledError:
+                self._unsent_subjects |= subjects
+                raise
+            except StoreUnreachable:
+                pass
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
 
