@@ -24,10 +24,10 @@ from typing import Any
 from benchmarks import machine, push
 from benchmarks.systems import Server
 from timebell import Timebell
+from timebell.features.campaigns.model.audience import hash_token
+from timebell.features.campaigns.model.campaign_plan import Campaign
+from timebell.features.campaigns.store.tables import devices
 from timebell.ids import new_ids
-from timebell.model.audience import hash_token
-from timebell.model.campaign_plan import Campaign
-from timebell.store.campaigns.tables import devices
 from timebell.store.cluster import nodes
 from timebell.store.open import upgrade
 from timebell.store.transaction import Transaction

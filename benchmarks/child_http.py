@@ -23,7 +23,7 @@ async def serve(url: str, _: dict[str, Any]) -> None:
     """Run a node with its API until standard input closes."""
     app = Timebell(url, timezone="UTC")
     listening = server.bind("127.0.0.1", 0)
-    web = server.HttpApp(app, [health.router(app), v1.routes], allow_local=True)
+    web = server.HttpApp(app, [health.router(app), v1.build_routes(app.features)], allow_local=True)
     async with server.serving(web, listening), app.running():
         child.print_json(port=listening.getsockname()[1])
         reader = asyncio.StreamReader()

@@ -69,7 +69,9 @@ async def _serve(url: str) -> AsyncIterator[tuple[Timebell, str]]:
     @app.on("tick")
     async def tick(event: Arrived) -> None: ...
 
-    web = server.HttpApp(app, [health.router(app), v1.routes, site.routes], allow_local=True)
+    web = server.HttpApp(
+        app, [health.router(app), v1.build_routes(app.features), site.build_routes(app.features)], allow_local=True
+    )
     listening = server.bind("127.0.0.1", 0)
     async with app.running(), server.serving(web, listening):
         yield app, f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -46,9 +46,9 @@ def tokens(run: str, at: int, n: int) -> list[str]:
 def _timebell(spec: dict[str, Any]) -> Callable[[str, int], int]:
     import uvloop
 
-    from timebell.targets.push.fcm import FcmProvider
-    from timebell.targets.push.message import Content, EncodedContent, Message
-    from timebell.targets.push.provider import Fate, PushResult
+    from timebell.features.campaigns.push.fcm import FcmProvider
+    from timebell.features.campaigns.push.message import Content, EncodedContent, Message
+    from timebell.features.campaigns.push.provider import PushResult, SendOutcome
 
     async def send(run: str, n: int) -> int:
         now = datetime.now(UTC)
@@ -60,7 +60,7 @@ def _timebell(spec: dict[str, Any]) -> Callable[[str, int], int]:
 
         def on_result(_: int, result: PushResult) -> None:
             nonlocal accepted
-            accepted += result.fate is Fate.ACCEPTED
+            accepted += result.outcome is SendOutcome.ACCEPTED
 
         async def send_chunk(at: int) -> None:
             content = EncodedContent(Content(TITLE, BODY, DATA), now)

@@ -19,9 +19,9 @@ import httpx2
 
 from timebell import Arrived, Timebell
 from timebell.api import server, v1
-from timebell.model.trigger import FiringKey, firing_job_key
+from timebell.features.triggers.model.trigger import FiringKey, firing_job_key
+from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.store.open import upgrade
-from timebell.triggers.sql_table import SqlTable
 from timebell_torture.postgres import PostgresServer
 
 EDITS = 200
@@ -61,7 +61,7 @@ async def measure(url: str, rows: int) -> None:
     webhook_source = await app.triggers.put_source("webhook")
     await app.triggers.put("webhook", "webhook", "at", "other")
     listening = server.bind("127.0.0.1", 0)
-    web = server.HttpApp(app, [v1.routes], allow_local=True)
+    web = server.HttpApp(app, [v1.build_routes(app.features)], allow_local=True)
     hook = f"http://127.0.0.1:{listening.getsockname()[1]}/api/v1/hooks/{webhook_source.id}"
     try:
         async with app.running(), server.serving(web, listening), httpx2.AsyncClient(trust_env=False) as client:
@@ -123,7 +123,7 @@ async def _reschedule_by_webhook(client: httpx2.AsyncClient, hook: str, number: 
     began = time.perf_counter()
     response = await client.post(hook, json=change)
     seconds = time.perf_counter() - began
-    assert response.json()["made"] == 1, response.text
+    assert response.json()["created"] == 1, response.text
     return seconds
 
 

@@ -20,7 +20,7 @@ MAX_SUBJECT_LENGTH = 72
 MAX_TEMPLATE_LINE_LENGTH = 119
 CHECKED = ("src", "docs", "packages", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 SUFFIXES = {".py", ".md", ".html", ".js", ".css"}
-TEMPLATES = "src/timebell/dashboard/templates"
+TEMPLATES = ("src/timebell/dashboard/", "src/timebell/features/")
 GENERATED = ("src/timebell/dashboard/static/vendor/",)
 _SPACE = r"[\s#\"]+"  # a phrase may continue in the next line of a comment or string
 _PHRASES = (
@@ -50,7 +50,7 @@ def findings(root: Path, base: str = BASE) -> Iterator[str]:
             yield from _docstring_openings(name, text)
         if path.suffix == ".md":
             yield from _heading_openings(name, text)
-        if name.startswith(TEMPLATES):
+        if path.suffix == ".html" and name.startswith(TEMPLATES):
             yield from _long_lines(name, text)
     yield from _commit_subjects(root, base)
 

@@ -11,22 +11,17 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timebell import settings as configuration
 from timebell import tracing, wiring
 from timebell.alarm import Alarm
-from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
-from timebell.client.campaigns import Campaigns
-from timebell.client.connections import Connections
-from timebell.client.devices import Devices
 from timebell.client.jobs import Jobs
 from timebell.client.schedule_options import code_hash
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
-from timebell.client.triggers import Triggers
 from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import DecoratorMixin
 from timebell.engine.arrival_stream import ArrivalHub
@@ -36,6 +31,8 @@ from timebell.engine.signals import stopped_by_signals
 from timebell.engine.wakeups import Wakeups
 from timebell.errors import StoreError
 from timebell.facade import FacadeMixin
+from timebell.feature import Feature
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.limits import Limits
 from timebell.model.policy import OnUnhandled, parse_choice
@@ -55,6 +52,13 @@ from timebell.targets.bodies import sample_delivery
 from timebell.targets.handler import Handlers
 from timebell.tenancy.secrets import Keyring, keyring
 
+if TYPE_CHECKING:
+    from timebell.features.campaigns.client.audiences import Audiences
+    from timebell.features.campaigns.client.campaigns import Campaigns
+    from timebell.features.campaigns.client.devices import Devices
+    from timebell.features.triggers.client.connections import Connections
+    from timebell.features.triggers.client.triggers import Triggers
+
 CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
 """A program without an engine measures the database's clock again after this time."""
 
@@ -65,9 +69,16 @@ class Timebell(DecoratorMixin, FacadeMixin):
     `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (default: TIMEBELL_DATABASE_URL, then
     `sqlite:///timebell.db`). `timezone` is the default IANA zone. `on_unhandled` applies to due jobs whose topic no
     live node handles: `hold` them until one does, or `complete` them with `listeners: 0`. `targets` are custom target
-    kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. The constructor opens no
-    connection and starts no thread. Raises InvalidInput.
+    kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. `features` are the parts of
+    the product beyond jobs and schedules: see `timebell.feature`. The constructor opens no connection and starts no
+    thread. Raises InvalidInput.
     """
+
+    campaigns: Campaigns
+    audiences: Audiences
+    devices: Devices
+    triggers: Triggers
+    connections: Connections
 
     def __init__(
         self,
@@ -77,6 +88,7 @@ class Timebell(DecoratorMixin, FacadeMixin):
         on_unhandled: str = "hold",
         targets: Iterable[Target] = (),
         clock: Clock | None = None,
+        features: Iterable[Feature] = FEATURES,
     ) -> None:
         self.settings = configuration.load(database_url=url, default_timezone=timezone)
         if self.settings.default_timezone is not None:
@@ -86,7 +98,8 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._on_unhandled = parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
         self._virtual_time = clock is not None
         self.handlers = Handlers()
-        self._custom_targets = wiring.validate_custom_targets(targets)
+        self.features = tuple(features)
+        self._custom_targets = wiring.validate_custom_targets(targets, self.features)
         self.targets_by_kind: dict[str, Target] = {"handler": self.handlers, **self._custom_targets}
         self.named_targets_by_kind: dict[str, Target] = {}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
@@ -108,19 +121,17 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._clock_measured_at = 0.0
         self.service: Service | None = None
         self._arrival_hub: ArrivalHub | None = None
-        shared = (self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone)
+        shared = (
+            self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone,
+            self.features,
+        )  # fmt: skip
         self.jobs = Jobs(store, clock, *shared, self.handlers.has_payload_type)
         self.schedules = Schedules(store, clock, *shared)
-        self.secrets = Secrets(store, clock, self.open, self._keyring)
-        self.connections = Connections(store, clock, self.open, self._keyring)
-        self.targets = Targets(store, clock, self.open, self._keyring, self._find_target)
-        self.triggers = Triggers(store, clock, self.open, self.jobs)
+        self.secrets = Secrets(store, clock, self.open, self._keyring, self.features)
+        self.targets = Targets(store, clock, self.open, self._keyring, self._find_target, self.features)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
-        self.audiences = Audiences(store, clock, self.open, self._keyring)
-        self.devices = Devices(store, clock, self.open)
-        self.campaigns = Campaigns(
-            store, clock, self.open, self.jobs, self.schedules, self.settings.default_timezone
-        )  # fmt: skip
+        for feature in self.features:
+            self.__dict__.update(feature.create_clients(self))
 
     def _keyring(self) -> Keyring:
         return keyring(self.settings.secret_key)
@@ -216,15 +227,16 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._add_targets()
         now = self.clock.now()
         node_options = dataclasses.replace(wiring.node_options(self.settings), **options)
-        counters = Counters()
-        wiring.attach_message_counter(self.targets_by_kind, counters)
+        counters = Counters.for_features(self.features)
+        for feature in self.features:
+            feature.attach_counters(self.targets_by_kind, counters)
         if self._arrival_hub is None:
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         node = Node(
             id=new_id(now), store=TimedStore(self.store, self.clock, counters.database_durations), clock=self.clock,
             options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
             wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
-            secret_key=self.settings.secret_key, counters=counters,
+            secret_key=self.settings.secret_key, features=self.features, counters=counters,
             alert_channels=Channels(self.settings.alert_urls), arrivals=self._arrival_hub,
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
@@ -242,23 +254,27 @@ class Timebell(DecoratorMixin, FacadeMixin):
     async def run(self, *, until_idle: bool = False) -> None:
         """Run the engine until SIGTERM, SIGINT or `timebell node drain`, then drain.
 
-        With `until_idle`, also stop when nothing is due.
+        With `until_idle`, also stop when nothing is due. Closes the app.
         """
+        try:
+            await self._run_engine(until_idle=until_idle)
+        finally:
+            await self.close()
+
+    async def _run_engine(self, *, until_idle: bool = False) -> None:
+        """Run the engine as `run` does, but leave the app open, for requests that are still in progress."""
         # The process is dedicated to the engine: everything loaded so far stays, and jobs allocate in large numbers.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         # SQLite's thread may wait this long (default: 5 ms) for a busy event loop, ten times per batch.
         sys.setswitchinterval(0.0005)
-        try:
-            with stopped_by_signals() as stop:
-                async with self.running() as service:
-                    stop_conditions = (stop.wait(), service.node.drain_requested.wait())
-                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(condition) for condition in stop_conditions]
-                    if until_idle:
-                        waits.append(asyncio.create_task(service.wait_until_idle()))
-                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await self.close()
+        with stopped_by_signals() as stop:
+            async with self.running() as service:
+                stop_conditions = (stop.wait(), service.node.drain_requested.wait())
+                waits: list[asyncio.Task[Any]] = [asyncio.create_task(condition) for condition in stop_conditions]
+                if until_idle:
+                    waits.append(asyncio.create_task(service.wait_until_idle()))
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     async def _sync_schedules(self) -> None:
         """Write the schedules defined in code whose code hash changed."""
@@ -271,13 +287,12 @@ class Timebell(DecoratorMixin, FacadeMixin):
 
     def _add_targets(self) -> None:
         """Create the targets for which this node is configured; it does not claim jobs for other targets."""
-        for kind in wiring.configured_target_kinds(self.settings):
+        for kind in wiring.configured_target_kinds(self.settings, self.features):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
-                self.targets_by_kind.setdefault(kind, wiring.create_target(kind, self.settings, self.clock.now))
-        if (push := self.targets_by_kind.get("push")) is not None and "campaign" not in self.targets_by_kind:
-            self.targets_by_kind["campaign"] = wiring.create_campaign_target(
-                self.store, push, self._keyring, self.clock.now
-            )
+                self.targets_by_kind.setdefault(kind, self._create_target(kind))
+        for feature in self.features:
+            if not set(feature.internal_target_kinds) <= self.targets_by_kind.keys():
+                self.targets_by_kind |= feature.create_internal_targets(self)
         for kind in wiring.named_target_kinds(self.settings):
             with contextlib.suppress(ImportError):
                 self.named_targets_by_kind.setdefault(kind, self._find_target(kind))
@@ -285,19 +300,22 @@ class Timebell(DecoratorMixin, FacadeMixin):
     def _find_target(self, kind: str) -> Target:
         """Return the target of a kind, even if this node is not configured for it.
 
-        Raises InvalidInput (TARGET_UNKNOWN).
+        Raises InvalidInput (UNKNOWN_TARGET_KIND).
         """
         known = self.named_targets_by_kind.get(kind) or self.targets_by_kind.get(kind)
-        return known or wiring.create_target(wiring.validate_kind(kind), self.settings, self.clock.now)
+        return known or self._create_target(wiring.validate_kind(kind, wiring.target_kinds(self.features)))
 
     def _target_for(self, kind: str) -> Target:
         """Return this node's target of a kind, or create one for validation and rendering. Raises Refused."""
-        return self.targets_by_kind.get(kind) or wiring.create_target(kind, self.settings, self.clock.now)
+        return self.targets_by_kind.get(kind) or self._create_target(kind)
+
+    def _create_target(self, kind: str) -> Target:
+        return wiring.create_target(kind, self.settings, self.clock.now, self.features)
 
     def _normalize_target(self, target: Any, on_unhandled: OnUnhandled | None = None) -> dict[str, Any] | None:
         """Return the stored form of a target. Raises InvalidInput, Refused."""
         return wiring.normalize_target(
-            target, on_unhandled or self._on_unhandled, self._target_for, self._custom_targets
+            target, on_unhandled or self._on_unhandled, self._target_for, self._custom_targets, self.features
         )
 
     def render_request(self, target: Mapping[str, Any] | None, **fields: Any) -> dict[str, Any] | None:

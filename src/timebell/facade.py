@@ -189,7 +189,7 @@ class FacadeMixin(ABC):
         Use `async with app.arrivals("billing.*") as events:`, then `async for event in events:`. `topic` is a topic, a
         prefix or `*`; `tenant_id` None means all tenants. Events are hints: each is delivered at most once, missed ones
         are not repeated, and no job waits for a subscriber. With SQLite, only events of this process's engine arrive,
-        unless TIMEBELL_ARRIVALS_URL names a Redis server. Raises InvalidInput, Refused (ARRIVALS_OUT_OF_REACH),
+        unless TIMEBELL_ARRIVALS_URL names a Redis server. Raises InvalidInput, Refused (ARRIVALS_NOT_SHARED),
         StoreUnreachable.
         """
         check_pattern(topic)
@@ -200,14 +200,14 @@ class FacadeMixin(ABC):
     def require_arrivals(self) -> ArrivalHub:
         """Return the hub that receives arrivals in this process.
 
-        Raises Refused (ARRIVALS_OUT_OF_REACH, EXTRA_MISSING), InvalidInput (INVALID_ARRIVALS_URL).
+        Raises Refused (ARRIVALS_NOT_SHARED, EXTRA_MISSING), InvalidInput (INVALID_ARRIVALS_URL).
         """
         if self._arrival_hub is None:
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         if self._arrival_hub.channel is None and self.service is None:
             raise Refused(
                 "No engine runs in this process, and SQLite cannot notify other processes.",
-                code="ARRIVALS_OUT_OF_REACH",
+                code="ARRIVALS_NOT_SHARED",
                 fix="Subscribe within app.running(), use PostgreSQL, or set TIMEBELL_ARRIVALS_URL to a Redis server.",
             )
         return self._arrival_hub

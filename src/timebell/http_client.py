@@ -3,7 +3,8 @@
 It follows no redirects, decodes no bodies, stores no cookies, ignores proxy settings of the environment, and reads a
 limited number of bytes. h11 implements the protocol and prevents header injection. `exchange` takes an open stream, so
 that the address guard of webhooks can choose the address: Host, SNI and certificate use the name, the TCP connection
-uses only the checked address. Since connections are not reused, none is stale.
+uses only the checked address. Since connections are not reused, none is stale. httpx or aiohttp would need the same
+code to pin addresses, and add more than 100 ms to the start and three to eight packages.
 """
 
 from __future__ import annotations

@@ -15,14 +15,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from timebell.client.audiences import Audiences
-from timebell.client.campaigns import Campaigns
-from timebell.client.connections import Connections
-from timebell.client.devices import Devices
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
-from timebell.client.triggers import Triggers
 from timebell.clock import SystemClock
 from timebell.errors import TimebellError
 from timebell.facade import FacadeMixin
@@ -30,6 +25,8 @@ from timebell.store.dialects.base import caller_thread
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
+    from timebell.features.campaigns.client.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
+    from timebell.features.triggers.client.sync import BlockingConnections, BlockingTriggers
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
@@ -189,7 +186,7 @@ class BlockingMethod(Generic[S, P, R]):
         self._method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, owner: _BlockingNamespace[S], _: type | None = None) -> Callable[P, R]:
+    def __get__(self, owner: BlockingNamespace[S], _: type | None = None) -> Callable[P, R]:
         @functools.wraps(self._method)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             return owner._portal.call(lambda app: self._method(owner._resolve(app), *args, **kwargs))
@@ -197,13 +194,15 @@ class BlockingMethod(Generic[S, P, R]):
         return call
 
 
-class _BlockingNamespace(Generic[S_co]):
+class BlockingNamespace(Generic[S_co]):
+    """Base of the blocking variant of one group of methods; `resolve` returns the object with the coroutine methods."""
+
     def __init__(self, portal: Portal, resolve: Callable[[Timebell], S_co]) -> None:
         self._portal = portal
         self._resolve = resolve
 
 
-class BlockingSchedules(_BlockingNamespace[Schedules]):
+class BlockingSchedules(BlockingNamespace[Schedules]):
     """`app.sync.schedules`."""
 
     get = BlockingMethod(Schedules.get)
@@ -223,7 +222,7 @@ class BlockingSchedules(_BlockingNamespace[Schedules]):
     upcoming = BlockingMethod(Schedules.upcoming)
 
 
-class BlockingTargets(_BlockingNamespace[Targets]):
+class BlockingTargets(BlockingNamespace[Targets]):
     """`app.sync.targets`."""
 
     put = BlockingMethod(Targets.put)
@@ -235,7 +234,7 @@ class BlockingTargets(_BlockingNamespace[Targets]):
     test = BlockingMethod(Targets.test)
 
 
-class BlockingSecrets(_BlockingNamespace[Secrets]):
+class BlockingSecrets(BlockingNamespace[Secrets]):
     """`app.sync.secrets`."""
 
     put = BlockingMethod(Secrets.put)
@@ -244,78 +243,7 @@ class BlockingSecrets(_BlockingNamespace[Secrets]):
     delete = BlockingMethod(Secrets.delete)
 
 
-class BlockingConnections(_BlockingNamespace[Connections]):
-    """`app.sync.connections`."""
-
-    put = BlockingMethod(Connections.put)
-    get = BlockingMethod(Connections.get)
-    list = BlockingMethod(Connections.list)
-    delete = BlockingMethod(Connections.delete)
-
-
-class BlockingTriggers(_BlockingNamespace[Triggers]):
-    """`app.sync.triggers`."""
-
-    put_source = BlockingMethod(Triggers.put_source)
-    get_source = BlockingMethod(Triggers.get_source)
-    list_sources = BlockingMethod(Triggers.list_sources)
-    delete_source = BlockingMethod(Triggers.delete_source)
-    put_items = BlockingMethod(Triggers.put_items)
-    list_items = BlockingMethod(Triggers.list_items)
-    put = BlockingMethod(Triggers.put)
-    get = BlockingMethod(Triggers.get)
-    list = BlockingMethod(Triggers.list)
-    pause = BlockingMethod(Triggers.pause)
-    resume = BlockingMethod(Triggers.resume)
-    scan = BlockingMethod(Triggers.scan)
-    delete = BlockingMethod(Triggers.delete)
-
-
-class BlockingDevices(_BlockingNamespace[Devices]):
-    """`app.sync.devices`."""
-
-    register = BlockingMethod(Devices.register)
-    register_many = BlockingMethod(Devices.register_many)
-    refresh = BlockingMethod(Devices.refresh)
-    get = BlockingMethod(Devices.get)
-    delete = BlockingMethod(Devices.delete)
-    delete_tokens = BlockingMethod(Devices.delete_tokens)
-    list = BlockingMethod(Devices.list)
-    count = BlockingMethod(Devices.count)
-
-
-class BlockingAudiences(_BlockingNamespace[Audiences]):
-    """`app.sync.audiences`."""
-
-    put = BlockingMethod(Audiences.put)
-    get = BlockingMethod(Audiences.get)
-    list = BlockingMethod(Audiences.list)
-    refresh = BlockingMethod(Audiences.refresh)
-    delete = BlockingMethod(Audiences.delete)
-
-
-class BlockingCampaigns(_BlockingNamespace[Campaigns]):
-    """`app.sync.campaigns`."""
-
-    create = BlockingMethod(Campaigns.create)
-    repeat = BlockingMethod(Campaigns.repeat)
-    edit = BlockingMethod(Campaigns.edit)
-    get = BlockingMethod(Campaigns.get)
-    list = BlockingMethod(Campaigns.list)
-    start = BlockingMethod(Campaigns.start)
-    pause = BlockingMethod(Campaigns.pause)
-    resume = BlockingMethod(Campaigns.resume)
-    stop = BlockingMethod(Campaigns.stop)
-    retry = BlockingMethod(Campaigns.retry)
-    test = BlockingMethod(Campaigns.test)
-    preview = BlockingMethod(Campaigns.preview)
-    timetable = BlockingMethod(Campaigns.timetable)
-    deliveries = BlockingMethod(Campaigns.deliveries)
-    remaining = BlockingMethod(Campaigns.remaining)
-    chunks = BlockingMethod(Campaigns.chunks)
-
-
-class Blocking(_BlockingNamespace[FacadeMixin]):
+class Blocking(BlockingNamespace[FacadeMixin]):
     """`app.sync`, for scripts, Flask and Django. Thread-safe; raises BLOCKING_IN_LOOP if called in an event loop."""
 
     schedule_at = BlockingMethod(FacadeMixin.schedule_at)
@@ -339,16 +267,19 @@ class Blocking(_BlockingNamespace[FacadeMixin]):
     audit = BlockingMethod(FacadeMixin.audit)
     why = BlockingMethod(FacadeMixin.why)
 
+    campaigns: BlockingCampaigns
+    audiences: BlockingAudiences
+    devices: BlockingDevices
+    triggers: BlockingTriggers
+    connections: BlockingConnections
+
     def __init__(self, app: Timebell) -> None:
         super().__init__(Portal(app), lambda clone: clone)
         self.schedules = BlockingSchedules(self._portal, lambda clone: clone.schedules)
         self.targets = BlockingTargets(self._portal, lambda clone: clone.targets)
-        self.triggers = BlockingTriggers(self._portal, lambda clone: clone.triggers)
-        self.connections = BlockingConnections(self._portal, lambda clone: clone.connections)
         self.secrets = BlockingSecrets(self._portal, lambda clone: clone.secrets)
-        self.devices = BlockingDevices(self._portal, lambda clone: clone.devices)
-        self.audiences = BlockingAudiences(self._portal, lambda clone: clone.audiences)
-        self.campaigns = BlockingCampaigns(self._portal, lambda clone: clone.campaigns)
+        for feature in app.features:
+            self.__dict__.update(feature.create_blocking_clients(self._portal))
 
     def open(self) -> None:
         """Open the store; every method does so itself. Raises StoreUnreachable, SchemaOutdated."""

@@ -5,31 +5,30 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from timebell.client.validation import check_text
 from timebell.engine.node import NodeOptions
-from timebell.errors import InvalidInput, Refused
+from timebell.errors import InvalidInput
+from timebell.feature import Feature
 from timebell.model.payload import encode
 from timebell.model.policy import OnUnhandled
 from timebell.model.routes import COMPLETE_UNHANDLED
-from timebell.observe.counters import Counters
+from timebell.model.target import InternalTarget
 from timebell.settings import Settings
-from timebell.store.campaigns.campaigns import TARGET as CAMPAIGN
-from timebell.store.dialects.base import Store
 from timebell.store.open import server_addresses
 from timebell.targets import bodies, brokers
 from timebell.targets.base import Delivery, Target, reject_unknown_options
-from timebell.tenancy.secrets import Keyring
 
-BUILT_IN_KINDS = frozenset({"handler", "http", "command", "alert", "push", "campaign"})
+BUILT_IN_KINDS = frozenset({"handler", "http", "command", "alert"})
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,29}")
 log = logging.getLogger("timebell.wiring")
 
-TARGET_KINDS = ("http", "command", "push", *sorted(brokers.KINDS))
-"""Built-in target kinds that a job can specify, other than handlers."""
+
+def target_kinds(features: Iterable[Feature]) -> tuple[str, ...]:
+    """Return the target kinds that a job can specify, other than handlers and those of the app."""
+    return ("http", "command", *(kind for feature in features for kind in feature.target_kinds), *sorted(brokers.KINDS))
 
 
 def node_options(settings: Settings) -> NodeOptions:
@@ -50,11 +49,11 @@ def named_target_kinds(settings: Settings) -> list[str]:
     return [*kinds, *_available_brokers(settings)] if settings.secret_key else []
 
 
-def configured_target_kinds(settings: Settings) -> list[str]:
+def configured_target_kinds(settings: Settings, features: Iterable[Feature]) -> list[str]:
     """Return the target kinds for which a node is configured, other than handlers."""
     configured = {
         "http": settings.webhook_signing_secret, "command": settings.command_enabled, "alert": settings.alert_urls,
-        "push": settings.fcm_credentials,
+        **{kind: each.is_target_configured(kind, settings) for each in features for kind in each.target_kinds},
     }  # fmt: skip
     return [*(kind for kind, value in configured.items() if value), *_available_brokers(settings)]
 
@@ -78,14 +77,20 @@ def broker_url(kind: str, settings: Settings) -> str | None:
     return url
 
 
-def create_target(kind: str, settings: Settings, now: Callable[[], datetime]) -> Target:
-    """Create a target of this kind. Raises ImportError for http without the `server` extra, Refused (EXTRA_MISSING)."""
+def create_target(
+    kind: str, settings: Settings, now: Callable[[], datetime], features: Iterable[Feature] = ()
+) -> Target:  # fmt: skip
+    """Create a target of this kind.
+
+    Raises ImportError for http without the `server` extra, Refused (EXTRA_MISSING, FCM_CREDENTIALS_MISSING).
+    """
+    for feature in features:
+        if kind in feature.target_kinds:
+            return feature.create_target(kind, settings, now)
     if kind == "command":
         from timebell.targets.command import CommandTarget
 
         return CommandTarget(enabled=settings.command_enabled)
-    if kind == "push":
-        return create_push_target(settings, now)
     if kind == "alert":
         from timebell.engine.alert_target import AlertTarget
         from timebell.observe.alerts import Channels
@@ -112,71 +117,14 @@ def create_target(kind: str, settings: Settings, now: Callable[[], datetime]) ->
     )
 
 
-def create_push_target(settings: Settings, now: Callable[[], datetime]) -> Target:
-    """Create the target `push`. Raises Refused (FCM_CREDENTIALS_MISSING, EXTRA_MISSING)."""
-    from timebell.targets.push.google import check_installed
-    from timebell.targets.push.provider import Provider
-    from timebell.targets.push.target import PushTarget
-
-    credentials = settings.fcm_credentials
-    if credentials is None:
-        raise Refused(
-            "The FCM credentials are not configured.", code="FCM_CREDENTIALS_MISSING",
-            fix="Set TIMEBELL_FCM_CREDENTIALS_FILE to the JSON key of a service account.",
-        )  # fmt: skip
-
-    check_installed()
-
-    def provider() -> Provider:
-        from timebell.targets.push.fcm import FcmProvider
-
-        return FcmProvider(
-            credentials, now=now, url=settings.fcm_url, connections=settings.fcm_connections,
-            per_minute=settings.fcm_messages_per_minute,
-        )  # fmt: skip
-
-    return PushTarget(provider, now)
-
-
-def attach_message_counter(kinds: Mapping[str, Target], counters: Counters) -> None:
-    """Make the campaign target, if there is one, count the outcomes of its messages."""
-    if "campaign" in kinds:
-        from timebell.campaigns.target import CampaignTarget
-
-        target = kinds["campaign"]
-        if isinstance(target, CampaignTarget):
-            target.messages = counters.campaign_messages
-
-
-def create_campaign_target(
-    store: Store,
-    push: Target,
-    load_keyring: Callable[[], Keyring],
-    now: Callable[[], datetime],
-) -> Target:
-    """Create the target that sends campaign chunks through the provider of `push`.
-
-    Also connects `push` to the device registry.
-    """
-    from timebell.campaigns.outside import AudienceReader
-    from timebell.campaigns.registry import StoredRegistry
-    from timebell.campaigns.target import CampaignTarget
-    from timebell.targets.push.target import PushTarget
-
-    assert isinstance(push, PushTarget)
-    with suppress(InvalidInput, Refused):  # reported by the first job that needs the provider
-        push.warm()  # its imports take longer than a first message should
-    push.registry = StoredRegistry(store, now)
-    return CampaignTarget(store, push, AudienceReader(store, load_keyring, now), now)
-
-
-def validate_custom_targets(targets: Iterable[Target]) -> dict[str, Target]:
+def validate_custom_targets(targets: Iterable[Target], features: Iterable[Feature]) -> dict[str, Target]:
     """Return an app's custom targets by kind. Raises InvalidInput (INVALID_TARGET)."""
     by_kind: dict[str, Target] = {}
+    known = {*BUILT_IN_KINDS, *target_kinds(features), *(k for each in features for k in each.internal_target_kinds)}
     for target in targets:
         kind = getattr(target, "kind", None)
         missing = [name for name in ("check", "deliver", "close") if not callable(getattr(target, name, None))]
-        reserved = {*BUILT_IN_KINDS, *brokers.KINDS, *by_kind}
+        reserved = known | by_kind.keys()
         is_kind_valid = isinstance(kind, str) and _KIND.fullmatch(kind) and kind not in reserved
         if missing or not is_kind_valid or isinstance(target, type):
             problem = f"it has no {missing[0]}" if missing else f"its kind is {kind!r:.60}"
@@ -193,14 +141,15 @@ def normalize_target(
     on_unhandled: OnUnhandled | None,
     find_target: Callable[[str], Target],
     custom_targets: Mapping[str, Target],
+    features: Iterable[Feature],
 ) -> dict[str, Any] | None:
     """Return the stored form of a target: {kind, options}, or None for handlers with `on_unhandled` `hold`.
 
     A named target is only its name here; its kind is looked up when the job is inserted. `custom_targets` are the
-    app's custom targets by kind. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
+    app's custom targets by kind. Raises InvalidInput (UNKNOWN_TARGET_KIND, ...), Refused.
     """
-    if target is CAMPAIGN:  # compared by identity, so that only schedules of campaigns can use this target
-        return dict(CAMPAIGN)
+    if isinstance(target, InternalTarget):
+        return dict(target)
     if target is None:
         return COMPLETE_UNHANDLED if on_unhandled is OnUnhandled.COMPLETE else None
     if isinstance(target, str):
@@ -211,8 +160,8 @@ def normalize_target(
     options = dict(target) if isinstance(target, Mapping) else {"kind": target}
     kind = options.pop("kind", None)
     if kind == "handler":
-        raise InvalidInput("The handler target is the default: omit target.", code="TARGET_UNKNOWN")
-    validate_kind(kind, custom_targets)
+        raise InvalidInput("The handler target is the default: omit target.", code="UNKNOWN_TARGET_KIND")
+    validate_kind(kind, (*target_kinds(features), *custom_targets))
     if "signingSecrets" in options and kind not in custom_targets:
         raise InvalidInput("Only named targets have their own signing secrets.", code="INVALID_TARGET_OPTIONS")
     if "connection" in options and kind not in custom_targets:
@@ -240,12 +189,11 @@ def render_request(
     return {"kind": target["kind"], **preview(delivery, target["options"])}
 
 
-def validate_kind(kind: Any, custom_kinds: Collection[str] = ()) -> str:
-    """Return `kind` if it exists. Raises InvalidInput (TARGET_UNKNOWN)."""
-    kinds = (*TARGET_KINDS, *custom_kinds)
+def validate_kind(kind: Any, kinds: Collection[str]) -> str:
+    """Return `kind` if it is one of `kinds`. Raises InvalidInput (UNKNOWN_TARGET_KIND)."""
     if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInput(
-            f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
+            f"There is no target {kind!r:.60}.", code="UNKNOWN_TARGET_KIND",
             fix=f'The kinds are {", ".join(kinds)}; use {{"name": ...}} for a named target.',
         )  # fmt: skip
     return kind

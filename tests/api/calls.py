@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.api import v1
+from timebell.features.campaigns.model.audience_source import AudienceSource
+from timebell.features.campaigns.store import audiences, chunks
 from timebell.ids import new_id, new_ids
-from timebell.model.audience_source import AudienceSource
 from timebell.model.job import Completion, JobState, NewJob
 from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.recurrence import tzdata_version
 from timebell.recurrence.instants import format_instant
-from timebell.store.campaigns import audiences, chunks
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, complete, repository
 from timebell.store.tenancy import api_keys as key_rows

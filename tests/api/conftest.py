@@ -31,7 +31,7 @@ def make(store_url: str) -> Callable[..., Any]:
     ) -> AsyncIterator[Web]:
         app = Timebell(store_url, clock=clock, **options)
         app.settings = replace(app.settings, secret_key=SECRET)
-        site = server.HttpApp(app, [health.router(app), v1.routes], allow_local=open_here)
+        site = server.HttpApp(app, [health.router(app), v1.build_routes(app.features)], allow_local=open_here)
         transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as client:
             try:

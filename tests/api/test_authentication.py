@@ -64,7 +64,7 @@ async def test_a_key_sees_only_its_tenant(make: Make) -> None:
             gone.url.path.rpartition("/")[2], "?"
         )
         assert other.status_code == gone.status_code == 404
-        is_problem(await web.get("/schedules?tenant=ours", key=theirs), 403, "TENANT_NOT_YOURS")
+        is_problem(await web.get("/schedules?tenant=ours", key=theirs), 403, "TENANT_FORBIDDEN")
         everywhere = await web.key("platform", None)
         assert [one["id"] for one in (await web.get("/schedules?tenant=ours", key=everywhere)).json()["items"]] == [id_]
 

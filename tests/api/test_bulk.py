@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from timebell.api import bulk
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.operation import STALL_TIMEOUT, OperationState
 from timebell.store.audit import audit_log
@@ -108,7 +109,7 @@ async def test_lines_of_other_tenants_are_refused(make: Make) -> None:
         lines = [{"topic": "t", "timezone": "UTC", "metadata": {"tenantId": name}} for name in ("ours", "theirs")]
         created = await send(web, ndjson(*lines), authorization=f"Bearer {key}")
         assert counted(created) == (1, 0, 1)
-        assert created.json()["errors"][0]["code"] == "TENANT_NOT_YOURS"
+        assert created.json()["errors"][0]["code"] == "TENANT_FORBIDDEN"
         viewer = await web.key("operator", "ours")
         is_problem(await send(web, b"", authorization=f"Bearer {viewer}"), 403, "ROLE_TOO_LOW")
 
@@ -197,10 +198,10 @@ async def test_an_import_of_a_dead_process_is_marked_failed(make: Make) -> None:
         found = await store.run(operations.find_operation, "default", created["id"])
         found.id, found.created_at, found.updated_at = new_id(now), now, now
         await store.run(operations.create, found)
-        assert (await store.run(operations.advance, found.id, now)) is None  # it was completed
+        assert (await store.run(operations.advance, found.id, now, FEATURES)) is None  # it was completed
         found.id, found.state = new_id(now), OperationState.RUNNING
         await store.run(operations.create, found)
-        assert await store.run(operations.advance, found.id, now) == now + STALL_TIMEOUT
-        assert await store.run(operations.advance, found.id, now + STALL_TIMEOUT) is None
+        assert await store.run(operations.advance, found.id, now, FEATURES) == now + STALL_TIMEOUT
+        assert await store.run(operations.advance, found.id, now + STALL_TIMEOUT, FEATURES) is None
         seen = (await web.get(f"/operations/{found.id}")).json()
         assert (seen["state"], "has stopped" in seen["errors"][0]["detail"]) == ("failed", True)

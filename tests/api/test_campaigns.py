@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from timebell.store.campaigns import progress
+from timebell.features.campaigns.store import progress
 
 from .web import Web, is_problem
 
@@ -178,7 +178,7 @@ INVALID_CAMPAIGNS = (
     ({"sendAt": "2020-01-01T00:00:00"}, 400, "SCHEDULE_IN_THE_PAST"),
     ({"sendAt": "2030-01-01T00:00:00", "timezone": "Mars/Olympus"}, 422, "INVALID_TIMEZONE"),
     ({"marketing": True, "filters": {}}, 422, "CONSENT_FILTER_MISSING"),
-    ({"filters": {"topic": "unused-topic"}}, 422, "TOPIC_UNKNOWN"),
+    ({"filters": {"topic": "unused-topic"}}, 422, "UNKNOWN_TOPIC"),
     ({"data": {"from": "me"}}, 422, "INVALID_PUSH_MESSAGE"),
     ({"data": {"google.x": "me"}}, 422, "INVALID_PUSH_MESSAGE"),
     ({"content": "x" * 4090}, 422, "PUSH_MESSAGE_TOO_LARGE"),
@@ -191,7 +191,7 @@ INVALID_CAMPAIGNS = (
     ({"chunkSize": 501}, 422, "INVALID_FIELDS"),
     ({"localTime": "2030-03-01T09:00"}, 422, "INVALID_CAMPAIGN"),
     ({"filter": {}}, 422, "UNKNOWN_FIELD"),
-    ({"filters": {"audience": "unknown"}}, 422, "AUDIENCE_UNKNOWN"),
+    ({"filters": {"audience": "unknown"}}, 422, "UNKNOWN_AUDIENCE"),
 )
 
 
@@ -206,11 +206,11 @@ async def test_an_invalid_campaign_is_refused_at_creation(make: Callable[..., An
 
 FIXES = (
     ({"marketing": True, "filters": {}}, "CONSENT_FILTER_MISSING", 'Add "marketingOnOff": true to filters'),
-    ({"filters": {"topic": "unused-topic"}}, "TOPIC_UNKNOWN", "Register devices with the topics"),
+    ({"filters": {"topic": "unused-topic"}}, "UNKNOWN_TOPIC", "Register devices with the topics"),
     ({"data": {"gcm.x": "me"}}, "INVALID_PUSH_MESSAGE", "FCM reserves from, notification, message_type"),
     ({"content": "x" * 4090}, "PUSH_MESSAGE_TOO_LARGE", "Send an id, and let the app fetch the rest"),
     ({"sendAt": "2020-01-01T00:00:00"}, "SCHEDULE_IN_THE_PAST", "Specify a later time"),
-    ({"filters": {"audience": "unknown"}}, "AUDIENCE_UNKNOWN", "PUT /audiences/"),
+    ({"filters": {"audience": "unknown"}}, "UNKNOWN_AUDIENCE", "PUT /audiences/"),
     ({"filters": {"agemin": 3}}, "INVALID_FILTER", "Did you mean ageMin?"),
     ({"quietHours": {"start": "21:00", "end": "21:00"}}, "INVALID_QUIET_HOURS", "21:00 to 08:00"),
 )

@@ -18,14 +18,15 @@ from sqlalchemy import select, update
 
 from tests.monday_stand_in import Monday, board
 from timebell import Arrived, Timebell
-from timebell.engine.triggers import connection_tokens as connection_tokens
-from timebell.engine.triggers.connection_tokens import ConnectionToken
 from timebell.errors import SourceFailed, StoreUnreachable
-from timebell.model.connection import is_permanent_refusal
+from timebell.features import FEATURES
+from timebell.features.triggers.engine import connection_tokens as connection_tokens
+from timebell.features.triggers.engine.connection_tokens import ConnectionToken
+from timebell.features.triggers.model.connection import is_permanent_refusal
+from timebell.features.triggers.sources import monday as boards
+from timebell.features.triggers.store import connections as connection_rows
+from timebell.features.triggers.store.tables import connections
 from timebell.observe.counters import Counters
-from timebell.store.triggers import connections as connection_rows
-from timebell.store.triggers.tables import connections
-from timebell.triggers import monday as boards
 
 from .web import SECRET, Web, is_problem, wait_until
 
@@ -37,7 +38,7 @@ FRESH = {"access_token": "fresh", "refresh_token": "next", "expires_in": 3600}
 
 @pytest.fixture
 def monday(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monday]:
-    monkeypatch.setattr("timebell.engine.triggers.source_poller.RETRY_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr("timebell.features.triggers.engine.source_poller.RETRY_DELAY_SECONDS", 0.5)
     with board() as fake:
         fake.tokens = {"fresh"}
         fake.renews = 200, FRESH
@@ -122,7 +123,7 @@ async def test_a_token_is_renewed_before_it_expires(make: Make, monday: Monday) 
         found = (await web.get("/connections/monday")).json()
         assert (found["state"], found["version"], found["error"]) == ("ready", 2, None)
         assert web.app.service is not None
-        assert web.app.service.node.counters.token_refreshes.values[("ok",)] == 1
+        assert web.app.service.node.counters.of_features["timebell_connection_refreshes_total"].values[("ok",)] == 1
         # A token that is refused before it expires is renewed with the new refresh token.
         monday.tokens, monday.renews = {"fresher"}, (200, {"access_token": "fresher"})
         monday.put(2, soon(web, days=1))
@@ -214,7 +215,9 @@ async def test_a_response_without_a_token_changes_nothing(
         url = f"{monday.url}/token"
         await app.connections.put("monday", "stale", "once", expires_in=0, token_url=url)
         monday.renews = response
-        node: Any = SimpleNamespace(store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters())
+        node: Any = SimpleNamespace(
+            store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters.for_features(FEATURES)
+        )
         assert await ConnectionToken(node, "default", "monday")() == "stale"
         found = await app.connections.get("monday")
         assert (found.state, found.version) == ("failing", 1)
@@ -273,7 +276,9 @@ async def test_an_endless_response_is_aborted(
             with pytest.raises(SourceFailed):
                 await reader.read_page(None, 10)
             await app.connections.put("monday", "stale", "once", expires_in=0, token_url=url)
-            node: Any = SimpleNamespace(store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters())
+            node: Any = SimpleNamespace(
+                store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters.for_features(FEATURES)
+            )
             assert await ConnectionToken(node, "default", "monday")() == "stale"
             assert (await app.connections.get("monday")).state == "failing"
     finally:
@@ -296,7 +301,9 @@ async def test_one_node_renews_a_token_and_the_others_reload_it(make: Make, mond
         await one.post("/connections", tokens(monday))
         await two.app.open()
         nodes: list[Any] = [
-            SimpleNamespace(store=web.app.store, clock=web.app.clock, secret_key=SECRET, counters=Counters())
+            SimpleNamespace(
+                store=web.app.store, clock=web.app.clock, secret_key=SECRET, counters=Counters.for_features(FEATURES)
+            )
             for web in (one, two)
         ]
         asking = [ConnectionToken(nodes[number % 2], "default", "monday") for number in range(20)]
@@ -328,7 +335,9 @@ async def test_a_cancelled_caller_does_not_lose_the_renewed_token(make: Make, mo
     monday.renews = slowly
     async with make() as web:
         await web.post("/connections", tokens(monday))
-        node: Any = SimpleNamespace(store=web.app.store, clock=web.app.clock, secret_key=SECRET, counters=Counters())
+        node: Any = SimpleNamespace(
+            store=web.app.store, clock=web.app.clock, secret_key=SECRET, counters=Counters.for_features(FEATURES)
+        )
         token = ConnectionToken(node, "default", "monday")
         asking = asyncio.create_task(token())
         await wait_until(lambda: monday.renewals)
@@ -353,7 +362,9 @@ async def test_renewed_tokens_survive_a_brief_store_outage(make: Make, monday: M
                     raise StoreUnreachable("The database does not answer.")
                 return await web.app.store.run(operation, *fields)
 
-        node: Any = SimpleNamespace(store=Store(), clock=web.app.clock, secret_key=SECRET, counters=Counters())
+        node: Any = SimpleNamespace(
+            store=Store(), clock=web.app.clock, secret_key=SECRET, counters=Counters.for_features(FEATURES)
+        )
         assert await ConnectionToken(node, "default", "monday")() == "fresh"
         assert (failures_left, len(monday.renewals)) == (0, 1)
 

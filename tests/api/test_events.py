@@ -145,7 +145,7 @@ async def test_streams_per_tenant_are_limited(make: Make, monkeypatch: pytest.Mo
     async with make() as web, serve(web) as live:
         async with listening(live) as first:
             assert first.status == 200
-            assert is_problem(await web.get("/events"), 429, "LIMIT_REACHED")["limit"] == {"name": "streams", "most": 1}
+            assert is_problem(await web.get("/events"), 429, "LIMIT_REACHED")["limit"] == {"name": "streams", "max": 1}
         is_problem(await web.get("/events", last_event_id="nonsense"), 422, "INVALID_LAST_EVENT_ID")
 
 

@@ -67,8 +67,8 @@ async def test_a_dispatched_job_is_completed_with_its_token(make: Make) -> None:
         assert (done.status_code, done.json()["status"], done.json()["result"]) == (200, "completed", {"rows": 3})
         assert (await web.post(f"/jobs/{id_}/complete", reports)).json() == done.json()
         failed = {"token": reports["token"], "error": "no"}
-        is_problem(await web.post(f"/jobs/{id_}/fail", failed), 409, "ATTEMPT_OVER")
-        is_problem(await web.post(f"/jobs/{id_}/heartbeat", {"token": reports["token"]}), 409, "ATTEMPT_OVER")
+        is_problem(await web.post(f"/jobs/{id_}/fail", failed), 409, "ATTEMPT_ENDED")
+        is_problem(await web.post(f"/jobs/{id_}/heartbeat", {"token": reports["token"]}), 409, "ATTEMPT_ENDED")
 
 
 @pytest.mark.parametrize("bad", ["1.0", "x", "2.", "1", "99999999999.a", "\u0661.a"])
@@ -94,7 +94,7 @@ async def test_a_reported_failure_is_retried_with_another_token(make: Make) -> N
         again = await in_state(web, id_, "dispatched", attempt=2)
         assert [line["code"] for line in again["attempts"]] == ["DISK_FULL", None]
         assert token(receiver) != first
-        is_problem(await web.post(f"/jobs/{id_}/complete", {"token": first}), 409, "ATTEMPT_OVER")
+        is_problem(await web.post(f"/jobs/{id_}/complete", {"token": first}), 409, "ATTEMPT_ENDED")
         ended = (await web.post(f"/jobs/{id_}/fail", {"token": token(receiver), "error": "still full"})).json()
         assert (ended["status"], ended["errorMessage"], ended["attemptsMade"]) == ("failed", "still full", 2)
 
@@ -148,7 +148,7 @@ async def test_a_job_without_a_report_fails_at_its_timeout(make: Make) -> None:
         failed = await in_state(web, id_, "failed")
         assert failed["attempts"][-1]["code"] == "TIMEOUT"
         assert "No report arrived within the timeout" in failed["errorMessage"]
-        is_problem(await web.post(f"/jobs/{id_}/complete", {"token": token(receiver)}), 409, "ATTEMPT_OVER")
+        is_problem(await web.post(f"/jobs/{id_}/complete", {"token": token(receiver)}), 409, "ATTEMPT_ENDED")
 
 
 async def test_heartbeats_extend_the_timeout(make: Make) -> None:

@@ -36,13 +36,13 @@ async def test_the_forecast_counts_runs_per_minute_and_marks_herds(make: Make) -
         await web.app.schedule_at("one.shot", start + timedelta(hours=3, seconds=20))
         await web.app.schedule_at("one.shot", start + timedelta(hours=3, seconds=20), tenant_id="other")
         found = (await web.get("/forecast?to=2027-01-04T10:00:00Z")).json()
-        minutes = {one["at"]: (one["schedules"], one["jobs"], one["herd"]) for one in found["minutes"]}
+        minutes = {one["at"]: (one["schedules"], one["jobs"], one["peak"]) for one in found["minutes"]}
         assert minutes == {
             "2027-01-04T07:30:00Z": (1, 0, False), "2027-01-04T08:30:00Z": (1, 0, False),
             "2027-01-04T09:00:00Z": (12, 1, True), "2027-01-04T09:30:00Z": (1, 0, False),
         }  # fmt: skip
         assert (found["total"], found["complete"]) == (16, True)
-        assert len(next(one for one in found["minutes"] if one["herd"])["names"]) == 5
+        assert len(next(one for one in found["minutes"] if one["peak"])["names"]) == 5
         is_problem(await web.get("/forecast?to=2027-02-04T10:00:00Z"), 422, "INVALID_RANGE")
         is_problem(await web.get("/forecast?from=2027-01-05T00:00:00Z&to=2027-01-04T00:00:00Z"), 422, "INVALID_RANGE")
 

@@ -62,7 +62,7 @@ async def test_the_webhook_url_answers_challenges_and_requires_its_token(make: M
             is_problem(await web.post(address, {"challenge": "x"}), 401, "UNAUTHORIZED")
             is_problem(await web.post(address, event(1, None)), 401, "UNAUTHORIZED")
         at, now = whole_seconds(web, days=1), web.app.clock.now()
-        assert (await web.post(hook, event(1, at, now))).json()["made"] == 1
+        assert (await web.post(hook, event(1, at, now))).json()["created"] == 1
         assert await pending(web) == [at]
         # The URL accepts only events of the board; it is not an API key.
         is_problem(await web.post(hook, {"key": "1", "fields": {}}), 401, "UNAUTHORIZED")
@@ -131,14 +131,14 @@ async def test_cleared_deleted_and_archived_items_stay_cancelled(make: Make, mon
             (3, {"event": {"type": "delete_pulse", "itemId": 3, "boardId": 77, "triggerTime": gone}}),
             (4, {"event": {"type": "archive_pulse", "pulseId": 4, "triggerTime": gone}}),
         ):  # fmt: skip
-            assert (await web.post(hook, event(item, at, now))).json()["made"] == 1
+            assert (await web.post(hook, event(item, at, now))).json()["created"] == 1
             assert (await web.post(hook, last)).json()["cancelled"] == 1
             assert await pending(web) == []
         for item in (3, 4):  # late or older events, or other columns, restore nothing
-            assert (await web.post(hook, event(item, at, now))).json()["made"] == 0
+            assert (await web.post(hook, event(item, at, now))).json()["created"] == 0
         odd = ({"type": "create_pulse"}, {"pulseId": "x"}, {"pulseId": True}, {"pulseId": 1, "value": 7, "columnId": 3})
         for one in odd:
-            assert (await web.post(hook, {"event": one})).json()["made"] == 0
+            assert (await web.post(hook, {"event": one})).json()["created"] == 0
         assert (await web.post(hook, {"event": "x"})).status_code == 422
 
 
@@ -163,7 +163,7 @@ async def test_an_event_without_a_value_makes_the_item_be_read(make: Make, monda
                 "pulseId": 12345,
                 "value": {"date": "2026-06-20", "time": "15:00:00"},
             }
-            assert (await web.post(hook, {"event": notice})).json()["made"] == 0
+            assert (await web.post(hook, {"event": notice})).json()["created"] == 0
             await wait_until(lambda: received)
             assert received[0].scheduled_at == moved
             # If a webhook and the board differ, the board is right.

@@ -71,7 +71,7 @@ async def test_another_tenant_gets_nothing_of_ours(make: Make) -> None:
                 continue
             call, key = CALLS[operation.id], world.other[operation.role]
             with_header = await world.call(operation, key, timebell_tenant=OURS)
-            is_problem(with_header, 403, "TENANT_NOT_YOURS")
+            is_problem(with_header, 403, "TENANT_FORBIDDEN")
             answer = await world.call(operation, key)
             if call.object:
                 now, real = web.app.clock.now(), dict(world.names)

@@ -77,7 +77,7 @@ async def test_invalid_fields_are_refused_with_their_code(make: Make) -> None:
         ({"timezone": "Mars/Base"}, "INVALID_TIMEZONE"),
         ({"runAt": "soon"}, "INVALID_RUN_AT"),
         ({"maxRetries": 1, "retry": {"attempts": 2}}, "INVALID_RETRY"),
-        ({"target": {"kind": "carrier-pigeon"}}, "TARGET_UNKNOWN"),
+        ({"target": {"kind": "carrier-pigeon"}}, "UNKNOWN_TARGET_KIND"),
         ({"priority": 10**6}, "INVALID_FIELDS"),
         ({"metadata": {"ownerId": 7}}, "INVALID_OWNER_ID"),
         ({"topic": "no spaces"}, "INVALID_TOPIC"),
@@ -115,8 +115,8 @@ async def test_only_a_platform_key_can_name_another_tenant(make: Make) -> None:
     async with make(open_here=False) as web:
         ours, platform = await web.key("editor", "ours"), await web.key("platform", None)
         foreign = {**NOW, "metadata": {"tenantId": "theirs"}}
-        is_problem(await web.post("/jobs", foreign, key=ours), 403, "TENANT_NOT_YOURS")
-        is_problem(await web.get("/jobs?tenantId=theirs", key=ours), 403, "TENANT_NOT_YOURS")
+        is_problem(await web.post("/jobs", foreign, key=ours), 403, "TENANT_FORBIDDEN")
+        is_problem(await web.get("/jobs?tenantId=theirs", key=ours), 403, "TENANT_FORBIDDEN")
         own = await web.post("/jobs", {**NOW, "metadata": {"tenantId": "ours"}}, key=ours)
         assert (own.status_code, own.json()["tenantId"]) == (201, "ours")
         created = (await web.post("/jobs", foreign, key=platform)).json()

@@ -74,7 +74,7 @@ async def test_a_key_cannot_create_a_more_powerful_key(make: Make) -> None:
             {"expiresAt": late},
         ):  # fmt: skip
             is_problem(
-                await web.post("/keys", {"name": "x", "role": "admin", **more}, key=limited), 403, "KEY_TOO_STRONG"
+                await web.post("/keys", {"name": "x", "role": "admin", **more}, key=limited), 403, "KEY_EXCEEDS_CALLER"
             )
         same = (await web.post("/keys", {"name": "x", "role": "admin"}, key=limited)).json()
         assert (same["scopes"], same["networks"]) == (["keys", "jobs"], ["127.0.0.0/8"])

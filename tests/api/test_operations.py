@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from timebell.engine.leader.leader import Leader
+from timebell.features import FEATURES
 from timebell.ids import new_id, new_ids
 from timebell.model.job import Completion, JobState, NewJob
 from timebell.model.routes import ALL_ROUTES
@@ -207,20 +208,20 @@ async def test_a_crash_in_a_step_loses_and_repeats_nothing(make: Make) -> None:
         store, now = web.app.store, web.app.clock.now
 
         def crashing(tx: Transaction) -> None:
-            operations.advance(tx, id_, now())
+            operations.advance(tx, id_, now(), FEATURES)
             raise SystemExit  # before the commit
 
         for _ in range(2):
             with pytest.raises(SystemExit):
                 await store.run(crashing)
             assert (await web.get(f"/operations/{id_}")).json()["progress"]["done"] == 0
-        await store.run(operations.advance, id_, now())
+        await store.run(operations.advance, id_, now(), FEATURES)
         with pytest.raises(SystemExit):
             await store.run(crashing)
         seen = (await web.get(f"/operations/{id_}")).json()
         assert (seen["progress"]["done"], seen["state"]) == (200, "running")
         assert len(await dead(web, "limit=500")) == 300
-        while await store.run(operations.advance, id_, now()) is not None:
+        while await store.run(operations.advance, id_, now(), FEATURES) is not None:
             pass
         seen = (await web.get(f"/operations/{id_}")).json()
         assert (seen["progress"]["done"], seen["state"]) == (500, "completed")

@@ -24,7 +24,7 @@ async def test_a_queue_is_limited_paused_and_resumed(make: Make) -> None:
             pass
 
         assert (await web.get("/queues")).json() == {
-            "items": [], "nextCursor": None, "exact": True, "everything": {"paused": False, "pauseReason": None},
+            "items": [], "nextCursor": None, "exact": True, "globalPause": {"paused": False, "pauseReason": None},
         }  # fmt: skip
         assert (await web.ask("PUT", "/queues/q", {"concurrency": 2})).json()["concurrency"] == 2
         paused = (await web.post("/queues/q/pause", {"reason": "moving"})).json()
@@ -59,7 +59,7 @@ async def test_pause_all_stops_all_jobs(make: Make) -> None:
 
         stopped = (await web.post("/pause-all", {"reason": "fire drill"})).json()
         assert stopped == {"paused": True, "pauseReason": "fire drill"}
-        assert (await web.get("/queues")).json()["everything"] == stopped
+        assert (await web.get("/queues")).json()["globalPause"] == stopped
         async with web.app.running(heartbeat=0.1) as service:
             id_ = (await web.post("/jobs", {"topic": "t", "timezone": "UTC"})).json()["id"]
             await service.wait_until_idle()

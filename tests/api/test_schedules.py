@@ -155,11 +155,11 @@ async def test_a_backfill_is_previewed_then_executed_once(make: Make) -> None:
         id_ = (await web.post("/schedules", hourly)).json()["id"]
         span = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
         plan = (await web.post(f"/schedules/{id_}/backfill", {**span, "dryRun": True})).json()
-        assert (plan["made"], len(plan["instants"])) == (0, 5)
+        assert (plan["created"], len(plan["instants"])) == (0, 5)
         done = (await web.post(f"/schedules/{id_}/backfill", span)).json()
-        assert done["made"] == 5
+        assert done["created"] == 5
         assert (await web.post(f"/schedules/{id_}/backfill", span)).json() == {
-            "dryRun": False, "instants": [], "made": 0, "kept": 5,
+            "dryRun": False, "instants": [], "created": 0, "alreadyRun": 5,
         }  # fmt: skip
 
 

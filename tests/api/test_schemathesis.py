@@ -78,7 +78,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     loop, stop, began = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def serve() -> None:
-        async with server.serving(server.HttpApp(app, [v1.routes], allow_local=True), listening):
+        async with server.serving(server.HttpApp(app, [v1.build_routes(app.features)], allow_local=True), listening):
             began.set()
             await stop.wait()
         await app.close()

@@ -295,7 +295,7 @@ async def test_a_new_signing_secret_is_returned_once(make: Make) -> None:
         own = await web.post("/targets", {"name": "own", **_http("https://example.com"), "signingSecret": OLDER})
         assert own.json()["signingSecret"] == OLDER
         refused_update = await web.ask("PUT", "/targets/own", {**_http("https://example.com"), "signingSecret": OLDER})
-        is_problem(refused_update, 422, "SIGNING_SECRET_KEPT")
+        is_problem(refused_update, 422, "SIGNING_SECRET_FIXED")
         weak = {"name": "weak", **_http("https://example.com"), "signingSecret": "whsec_QUJD"}
         problem = is_problem(await web.post("/targets", weak), 422, "INVALID_SIGNING_SECRET")
         assert "QUJD" not in json.dumps(problem)
@@ -438,7 +438,7 @@ async def test_secrets_appear_in_no_table_log_or_response(
             patch.setattr(broken, "deliver", breaks)
             await web.post("/targets/orders/enable")
             texts.append(json.dumps(await delivered(web, service)))
-            assert "TARGET_BROKE" in texts[-1]
+            assert "TARGET_ERROR" in texts[-1]
         for path in ("/targets", "/secrets", "/targets/orders", "/audit-log?limit=500", "/jobs", "/dead-letters"):
             texts.append((await web.get(path)).text)
         too_long = {"name": "n", "value": canaries["canary-0"] * 2000}
@@ -464,9 +464,10 @@ async def _dump(web: Web, store_url: str) -> str:
     """Return every value of every table, and for SQLite the content of the file and its write-ahead log."""
 
     def every(tx: Transaction) -> str:
-        from timebell.store.schema import metadata
+        from timebell.features import FEATURES
+        from timebell.store.metadata import load_tables
 
-        return "\n".join(str(tx.execute(sql(f"SELECT * FROM {table}")).all()) for table in metadata.tables)
+        return "\n".join(str(tx.execute(sql(f"SELECT * FROM {table}")).all()) for table in load_tables(FEATURES).tables)
 
     found = await web.app.store.run(every)
     assert "canary-7" in found
@@ -541,7 +542,7 @@ async def test_both_secrets_sign_during_a_rotation(make: Make) -> None:
         assert (immediate["signing"], immediate["signingSecret"]) == ([{"until": None}], OLDER)
         for _ in range(4):
             await rotated(web)
-        is_problem(await web.post("/targets/orders/rotate-secret", {}), 409, "SIGNING_SECRETS_MANY")
+        is_problem(await web.post("/targets/orders/rotate-secret", {}), 409, "TOO_MANY_SIGNING_SECRETS")
 
 
 def _verifies(secret: str, request: Any) -> bool:

@@ -61,7 +61,7 @@ async def test_schedules_are_limited(make: Make) -> None:
         assert sorted(one.status_code for one in created) == [201] * 3 + [429] * 6
         refused = next(one for one in created if one.status_code == 429)
         body = is_problem(refused, 429, "LIMIT_REACHED")
-        assert body["limit"] == {"name": "schedules", "most": 3}
+        assert body["limit"] == {"name": "schedules", "max": 3}
         assert int(refused.headers["retry-after"]) > 0
         items = (await web.get("/schedules", key=key)).json()["items"]
         assert len(items) == 3
@@ -143,7 +143,7 @@ async def test_requests_per_second_are_limited(make: Make) -> None:
         answers = await asyncio.gather(*(web.get("/schedules", key=key) for _ in range(40)))
         refused = next(one for one in answers if one.status_code == 429)
         body = is_problem(refused, 429, "LIMIT_REACHED")
-        assert body["limit"] == {"name": "requestsPerSecond", "most": 3}
+        assert body["limit"] == {"name": "requestsPerSecond", "max": 3}
         assert refused.headers["retry-after"] == "1"
         passed = next(one for one in answers if one.status_code == 200)
         assert passed.headers["ratelimit-policy"] == '"default";q=3;w=1'

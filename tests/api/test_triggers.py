@@ -33,7 +33,7 @@ async def test_an_item_is_received_moved_and_fires(make: Make) -> None:
         assert created.json()["scan"]["state"] == "running"
         update = {"key": "7", "version": 1, "fields": {"start_at": "2040-01-01T00:00:00Z"}}
         assert (await web.post(hook, update)).json() == {
-            "changed": 1, "same": 0, "stale": 0, "made": 1, "cancelled": 0, "late": 0, "unreadable": 0,
+            "changed": 1, "unchanged": 0, "stale": 0, "created": 1, "cancelled": 0, "late": 0, "unreadable": 0,
         }  # fmt: skip
         soon = web.app.clock.now() + timedelta(seconds=0.3)
         update = {"items": [{"key": "7", "version": 2, "fields": {"start_at": soon.isoformat()}}]}

@@ -60,7 +60,7 @@ async def scene(url: str, **settings: Any) -> AsyncIterator[Scene]:
         now = app.clock.now()
         key = Key(id=id_, tenant_id="default", name=new_id(now), role=Role.OPERATOR, created_at=now)
         await app.store.run(key_rows.create_key, key, keys.digest(SECRET, text))
-        site = server.HttpApp(app, [v1.routes], allow_local=False)
+        site = server.HttpApp(app, [v1.build_routes(app.features)], allow_local=False)
         async with server.serving(site, listening), app.running(heartbeat=0.1) as service:
             yield Scene(app, service, text)
     finally:

@@ -14,10 +14,10 @@ import pytest
 
 from tests.servers import MariaDB, Postgres
 from timebell import Timebell
-from timebell.campaigns import outside
-from timebell.campaigns.outside import AudienceReader
 from timebell.errors import InvalidInput
-from timebell.store.campaigns import audiences
+from timebell.features.campaigns.engine import external_audience
+from timebell.features.campaigns.engine.external_audience import AudienceReader
+from timebell.features.campaigns.store import audiences
 from timebell_fcm_emulator import FakeFcm
 
 QUERY = "SELECT id, fcm AS token, 'x:y' AS tag, age, consent AS marketing_on FROM people WHERE age > 9"
@@ -84,7 +84,7 @@ def unchanged_people(
 def test_a_campaign_reads_its_audience_when_it_starts(
     run: Callable[..., None], fcm: FakeFcm, people: CustomerDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "PAGE_SIZE", 7)
+    monkeypatch.setattr(external_audience, "PAGE_SIZE", 7)
     url, execute = people
     execute("UPDATE people SET fcm = 'no token' WHERE id = 12")
     execute("UPDATE people SET fcm = NULL WHERE id = 14")
@@ -135,7 +135,7 @@ def test_a_pinned_audience_is_fixed_at_creation(
 def test_an_interrupted_refresh_resumes_at_its_cursor(
     people: CustomerDatabase, sqlite_url: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(outside, "PAGE_SIZE", 5)
+    monkeypatch.setattr(external_audience, "PAGE_SIZE", 5)
     url, execute = people
     stored_pages: list[list[str]] = []
     real = audiences.store_page
@@ -211,7 +211,7 @@ def test_a_duplicate_key_is_refused(people: CustomerDatabase, sqlite_url: str) -
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "age"})
         with pytest.raises(InvalidInput) as refused:
             await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
-        assert refused.value.code == "AUDIENCE_KEY_REPEATS"
+        assert refused.value.code == "DUPLICATE_AUDIENCE_KEY"
         await app.close()
 
     asyncio.run(body())
@@ -221,7 +221,7 @@ def test_the_audience_query_cannot_write(
     unchanged_people: CustomerDatabase, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = unchanged_people
-    monkeypatch.setattr("timebell.model.audience_source._check_query", lambda query: None)
+    monkeypatch.setattr("timebell.features.campaigns.model.audience_source._check_query", lambda query: None)
 
     async def body() -> None:
         app = Timebell(sqlite_url, timezone="UTC")

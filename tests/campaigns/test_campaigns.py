@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from timebell import Cron, Timebell
-from timebell.campaigns import target
 from timebell.errors import StoreUnreachable
-from timebell.model.campaign_plan import Campaign
-from timebell.store.campaigns import chunks
+from timebell.features.campaigns.engine import chunk_target
+from timebell.features.campaigns.model.campaign_plan import Campaign
+from timebell.features.campaigns.store import chunks
 from timebell_fcm_emulator import FakeFcm
 
 HELLO = {"title": "Hello", "body": "You", "chunkSize": 20, "chunkDelayMs": 0}
@@ -174,7 +174,7 @@ def test_each_occurrence_of_a_recurring_campaign_creates_one_campaign(run: Calla
             job = await app.schedules.trigger(schedule.id)
             while (found := await app.get(job.id)).state != "completed":
                 await asyncio.sleep(0.02)
-            assert found.result == {"campaignId": job.id, "made": True}
+            assert found.result == {"campaignId": job.id, "created": True}
             sent = await ended(app, await app.campaigns.get(job.id))
             assert (sent.schedule_id, sent.name, sent.accepted) == (schedule.id, "yearly", 5)
             assert message_counts(fcm) == [count] * 5
@@ -213,7 +213,7 @@ def test_results_are_retained_until_the_store_is_reachable(
         return real(*fields, **more)
 
     monkeypatch.setattr(chunks, "close_chunk", close_chunk)
-    monkeypatch.setattr(target, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(chunk_target, "RETRY_DELAY_SECONDS", 0.05)
 
     async def body(app: Timebell, service: Any) -> None:
         await register_devices(app, 10)
@@ -228,7 +228,7 @@ def test_adaptive_chunks_run_back_to_back_within_the_quota(
     run: Callable[..., None], fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIMEBELL_FCM_MESSAGES_PER_MINUTE", "1200")
-    monkeypatch.setattr(target, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(chunk_target, "RETRY_DELAY_SECONDS", 0.05)
     fcm.quota(1200)
     original_open, close, opened_numbers = chunks.open_chunk, chunks.close_chunk, set[int]()
 
@@ -282,8 +282,8 @@ def test_each_chunk_is_logged_and_each_message_counted(
         while (expected := (await app.campaigns.get(found.id)).expected) is None:
             await asyncio.sleep(0.02)
         assert expected in (20, 21)  # counted before or after the dead token was removed
-        assert service.node.counters.campaign_messages.values == {
-            ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("again",): 1,
+        assert service.node.counters.of_features["timebell_campaign_messages_total"].values == {
+            ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("retry",): 1,
         }  # fmt: skip
 
     run(body)

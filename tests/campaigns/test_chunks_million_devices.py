@@ -13,12 +13,12 @@ import pytest
 
 from benchmarks.campaigns import COLUMNS, _records
 from timebell import Timebell
+from timebell.features.campaigns.model.campaign import CampaignState
+from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
+from timebell.features.campaigns.store import campaigns, chunks, devices
+from timebell.features.campaigns.store.chunks import DeliveryResult
+from timebell.features.campaigns.store.tables import devices as table
 from timebell.ids import new_id
-from timebell.model.campaign import CampaignState
-from timebell.model.campaign_plan import Campaign, CampaignPlan
-from timebell.store.campaigns import campaigns, chunks, devices
-from timebell.store.campaigns.chunks import DeliveryResult
-from timebell.store.campaigns.tables import devices as table
 from timebell.store.transaction import Transaction
 
 MILLION = 1_000_000

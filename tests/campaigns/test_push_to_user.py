@@ -39,7 +39,7 @@ def test_all_devices_of_a_user_get_the_notification_once(run: Callable[..., None
         )  # fmt: skip
         found = await push(app, service, "ann")
         assert found.state == "completed"
-        assert [each["fate"] for each in found.result["targets"]] == ["refused", "accepted", "accepted"]
+        assert [each["outcome"] for each in found.result["targets"]] == ["refused", "accepted", "accepted"]
         assert {token: len(ids) for token, ids in fcm.received().items()} == {"phone-of-ann-1": 1, "phone-of-ann-2": 1}
         assert fcm.bodies()["phone-of-ann-1"][0]["message"]["data"] == {
             "room": "3", "notificationId": "shift-7-ann-start",
@@ -48,7 +48,7 @@ def test_all_devices_of_a_user_get_the_notification_once(run: Callable[..., None
         assert [device.token for device in devices] == ["phone-of-ann-1", "phone-of-ann-2", "phone-of-ann-muted"]
         await app.devices.register("phone-of-ann-new", user_id="ann")
         again = await push(app, service, "ann")  # another job, the same notification
-        assert [each.get("code") for each in again.result["targets"]] == ["ACCEPTED_BEFORE", "ACCEPTED_BEFORE", None]
+        assert [each.get("code") for each in again.result["targets"]] == ["ALREADY_ACCEPTED", "ALREADY_ACCEPTED", None]
         assert {token: len(ids) for token, ids in fcm.received().items()} == {
             "phone-of-ann-1": 1, "phone-of-ann-2": 1, "phone-of-ann-new": 1,
         }  # fmt: skip

@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import delete
 
 from tests.servers import MariaDB, Postgres
+from timebell.features import FEATURES
 from timebell.store.dialects.base import Store
+from timebell.store.metadata import load_tables
 from timebell.store.open import open_store, upgrade
-from timebell.store.schema import metadata
 from timebell.store.transaction import Transaction
 
 from .helpers import T0
@@ -93,5 +94,5 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, runner: asyncio.Runner
 
 
 def _empty(tx: Transaction) -> None:
-    for table in metadata.sorted_tables:
+    for table in load_tables(FEATURES).sorted_tables:
         tx.execute(delete(table))

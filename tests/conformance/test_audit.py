@@ -211,6 +211,16 @@ async def test_a_range_row_accounts_for_all_its_occurrences(store: Store) -> Non
 
 
 @stored
+async def test_a_range_row_of_each_schedule_is_found_from_within_it(store: Store) -> None:
+    for name in ("first", "second", "third"):
+        await put(store, schedule(name=name, catch_up=CatchUp.SKIP))
+    await fire(store, after(minutes=3_000))
+    late = await run_audit(store.run_autocommit, after(minutes=1_500), after(minutes=2_000), after(minutes=4_000))
+    assert describe_differences(late) == []
+    assert late.counts.skipped == {"missed": 3 * 500}
+
+
+@stored
 async def test_a_job_within_a_skipped_range_is_a_duplicate(store: Store) -> None:
     await put(store, schedule(catch_up=CatchUp.SKIP))
     await fire(store, after(minutes=3_000))

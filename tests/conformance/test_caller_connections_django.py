@@ -180,7 +180,7 @@ def test_a_handler_whose_attempt_has_ended_writes_no_row(django: ConnectionProxy
             await app.close()
 
     assert asyncio.run(body()).state == "failed"
-    assert seen == ["ATTEMPT_OVER"]
+    assert seen == ["ATTEMPT_ENDED"]
     assert orders(django) == []
 
 

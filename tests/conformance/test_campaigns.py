@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from timebell.features import FEATURES
+from timebell.features.campaigns.model.audience import Filters, validate_device
+from timebell.features.campaigns.model.campaign import CampaignState
+from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
+from timebell.features.campaigns.store import campaigns, chunks, devices
+from timebell.features.campaigns.store.chunks import DeliveryResult, OpenedChunk
+from timebell.features.campaigns.store.tables import deliveries
 from timebell.ids import new_id
-from timebell.model.audience import Filters, validate_device
-from timebell.model.campaign import CampaignState
-from timebell.model.campaign_plan import Campaign, CampaignPlan
-from timebell.store.campaigns import campaigns, chunks, devices
-from timebell.store.campaigns.chunks import DeliveryResult, OpenedChunk
-from timebell.store.campaigns.tables import deliveries
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import erasure, repository
 from timebell.store.transaction import Transaction
@@ -253,6 +254,6 @@ def test_a_campaign_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
 def test_erasure_deletes_the_devices_of_an_owner(sender: Sender) -> None:
     sender.register("phone-0001", user_id="ann")
     sender.register("phone-0002", user_id="bob")
-    sender.run(erasure.erase, "default", "ann", sender.now)
+    sender.run(erasure.erase, "default", "ann", sender.now, FEATURES)
     left = sender.run(devices.list_devices, "default", 10, None, Filters(), None)
     assert [device.token for device in left.items] == ["phone-0002"]

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from timebell.errors import Conflict
-from timebell.model.campaign_plan import CampaignPlan
-from timebell.store.campaigns import campaigns, devices
+from timebell.features.campaigns.model.campaign_plan import CampaignPlan
+from timebell.features.campaigns.store import campaigns, devices
 
 from .test_campaigns import S, Sender, sender
 

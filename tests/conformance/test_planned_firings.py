@@ -8,17 +8,25 @@ from typing import Any
 
 from sqlalchemy import select
 
+from timebell.features import FEATURES
+from timebell.features.triggers.model.trigger import (
+    ChangeSummary,
+    ItemChange,
+    Source,
+    Trigger,
+    TriggerRule,
+    parse_offsets,
+)
+from timebell.features.triggers.store import planned_firings, sources, triggers
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
 from timebell.model.schedule import Action
-from timebell.model.trigger import ChangeSummary, ItemChange, Source, Trigger, TriggerRule, parse_offsets
 from timebell.store.cluster import operations
 from timebell.store.jobs import pre_delivery_check
 from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
 from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
-from timebell.store.triggers import planned_firings, sources, triggers
 
 from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
 
@@ -42,7 +50,7 @@ async def trigger(store: Store, name: str = "start", at: datetime = T0, **rule: 
 
 async def scanned(store: Store, at: datetime = T0) -> None:
     for id_ in await store.run(operations.list_running):
-        while await store.run(operations.advance, id_, at) is not None:
+        while await store.run(operations.advance, id_, at, FEATURES) is not None:
             pass
 
 
@@ -61,7 +69,7 @@ async def pending(store: Store) -> list[tuple[str | None, datetime]]:
 
 async def decide_checks(store: Store, *ids: str, at: datetime = HOUR) -> dict[str, Decision]:
     return await store.run(
-        pre_delivery_check.decide, [DeliveryCheck(id_, "default", Kind.TRIGGER, False) for id_ in ids], at
+        pre_delivery_check.decide, [DeliveryCheck(id_, "default", Kind.TRIGGER, False) for id_ in ids], at, {}, FEATURES
     )
 
 
@@ -69,7 +77,7 @@ async def decide_checks(store: Store, *ids: str, at: datetime = HOUR) -> dict[st
 async def test_an_item_has_a_job_at_its_instant(store: Store) -> None:
     """The instant is absolute, and the job has the fields of the item."""
     home, made = await source(store), await trigger(store)
-    assert await change_item(store, home, 1, HOUR) == ChangeSummary(changed=1, made=1)
+    assert await change_item(store, home, 1, HOUR) == ChangeSummary(changed=1, created=1)
     (planned,) = await everything(store)
     assert (planned.key, planned.kind) == (f"trigger__{made.id}__42__0", Kind.TRIGGER)
     assert planned.run_at == planned.scheduled_at == HOUR
@@ -85,7 +93,7 @@ async def test_an_edited_item_moves_its_job_and_links_both_jobs(store: Store) ->
     home, _ = await source(store), await trigger(store)
     await change_item(store, home, 1, HOUR)
     (old,) = await everything(store)
-    assert await change_item(store, home, 2, after(hours=2)) == ChangeSummary(changed=1, made=1, cancelled=1)
+    assert await change_item(store, home, 2, after(hours=2)) == ChangeSummary(changed=1, created=1, cancelled=1)
     was, new = await everything(store)
     assert (was.id, was.state, was.reason, was.replaced_by) == (old.id, "cancelled", "rescheduled", new.id)
     assert (new.state, new.run_at, new.replaces, new.key) == ("pending", after(hours=2), old.id, old.key)
@@ -103,14 +111,14 @@ async def test_changes_that_are_not_newer_have_no_effect_in_any_order(store: Sto
     assert [at for _, at in await pending(store)] == [after(hours=20)]
     assert len(await everything(store)) == 1
     assert (await change_item(store, home, 3, "gone")).stale == 1
-    assert (await change_item(store, home, 21, after(hours=20))).same == 1
+    assert (await change_item(store, home, 21, after(hours=20))).unchanged == 1
 
 
 @stored
 async def test_clearing_deleting_and_past_dating_cancel_the_job_for_good(store: Store) -> None:
     home, _ = await source(store), await trigger(store)
     for version, ended in ((10, None), (20, "gone"), (30, after(hours=-1)), (40, "soon")):
-        assert (await change_item(store, home, version, HOUR)).made == 1
+        assert (await change_item(store, home, version, HOUR)).created == 1
         assert (await change_item(store, home, version + 1, ended)).cancelled == 1
         assert await pending(store) == []
         assert (await change_item(store, home, version, HOUR)).stale == 1
@@ -121,7 +129,7 @@ async def test_clearing_deleting_and_past_dating_cancel_the_job_for_good(store: 
 async def test_a_late_change_fires_within_the_grace_period(store: Store) -> None:
     """A reminder that is 40 s late is not lost."""
     home, _ = await source(store), await trigger(store, grace=60.0)
-    assert (await change_item(store, home, 1, after(seconds=-40))).made == 1
+    assert (await change_item(store, home, 1, after(seconds=-40))).created == 1
     assert (await change_item(store, home, 1, after(seconds=-61), key="43")).late == 1
     assert [at for _, at in await pending(store)] == [after(seconds=-40)]
 
@@ -135,10 +143,10 @@ async def test_an_instant_fires_once_and_a_new_date_fires_again(store: Store) ->
     assert (await decide_checks(store, attempt.id))[attempt.id].state is None
     await end(store, ending(attempt, at=HOUR))
     for version in (2, 3):
-        assert (await change_item(store, home, version, HOUR, at=HOUR, title=str(version))).made == 0
-    assert (await change_item(store, home, 4, after(hours=2), at=HOUR)).made == 1
+        assert (await change_item(store, home, version, HOUR, at=HOUR, title=str(version))).created == 0
+    assert (await change_item(store, home, 4, after(hours=2), at=HOUR)).created == 1
     assert (await change_item(store, home, 5, HOUR, at=HOUR)) == ChangeSummary(changed=1, cancelled=1)
-    assert (await change_item(store, home, 6, after(hours=3), at=HOUR)).made == 1
+    assert (await change_item(store, home, 6, after(hours=3), at=HOUR)).created == 1
 
 
 @stored
@@ -151,7 +159,9 @@ async def test_each_offset_and_recipient_has_its_own_job(store: Store) -> None:
     assert sorted((one.owner_id, one.payload["recipient"], one.run_at) for one in made) == sorted(
         (who, who, at) for who in ("ana", "bo") for at in (HOUR, HOUR - timedelta(minutes=15))
     )
-    assert await change_item(store, home, 2, HOUR, users=["bo", "cy"]) == ChangeSummary(changed=1, made=2, cancelled=2)
+    assert await change_item(store, home, 2, HOUR, users=["bo", "cy"]) == ChangeSummary(
+        changed=1, created=2, cancelled=2
+    )
     assert sorted({one.owner_id or "" for one in await everything(store) if one.state == "pending"}) == ["bo", "cy"]
 
 
@@ -160,8 +170,8 @@ async def test_several_triggers_on_one_column_all_work(store: Store) -> None:
     home = await source(store)
     for name in ("one", "two", "three"):
         await trigger(store, name)
-    assert (await change_item(store, home, 1, HOUR)).made == 3
-    assert (await change_item(store, home, 2, after(hours=2))) == ChangeSummary(changed=1, made=3, cancelled=3)
+    assert (await change_item(store, home, 1, HOUR)).created == 3
+    assert (await change_item(store, home, 2, after(hours=2))) == ChangeSummary(changed=1, created=3, cancelled=3)
 
 
 @stored
@@ -173,7 +183,7 @@ async def test_a_new_trigger_plans_existing_items(store: Store) -> None:
     await change_item(store, home, 1, "gone", key="449")
     made = await trigger(store)
     (id_,) = await store.run(operations.list_running)
-    assert await store.run(operations.advance, id_, T0) is not None
+    assert await store.run(operations.advance, id_, T0, FEATURES) is not None
     await change_item(store, home, 2, after(hours=5), key="7")  # meanwhile
     await scanned(store)
     done = await store.run(operations.find_operation, "default", id_)
@@ -217,7 +227,7 @@ async def test_a_started_job_does_not_block_the_new_date(store: Store) -> None:
     home, _ = await source(store), await trigger(store)
     await change_item(store, home, 1, HOUR)
     (attempt,) = await claim(store, HOUR)
-    assert await change_item(store, home, 2, after(hours=2), at=HOUR) == ChangeSummary(changed=1, made=1)
+    assert await change_item(store, home, 2, after(hours=2), at=HOUR) == ChangeSummary(changed=1, created=1)
     ruling = (await decide_checks(store, attempt.id))[attempt.id]
     assert (ruling.state, ruling.reason) == ("cancelled", "withdrawn")
     assert [at for _, at in await pending(store)] == [HOUR, after(hours=2)]
@@ -263,7 +273,9 @@ async def test_a_monthly_quota_allows_exactly_its_limit(store: Store) -> None:
     ids = [(await started(store)).id for _ in range(100)]
     asked = [[DeliveryCheck(id_, "default", "once", False) for id_ in ids[at : at + 10]] for at in range(0, 100, 10)]
     rulings: dict[str, Decision] = {}
-    for found in await asyncio.gather(*(store.run(pre_delivery_check.decide, some, T0) for some in asked)):
+    for found in await asyncio.gather(
+        *(store.run(pre_delivery_check.decide, some, T0, {}, FEATURES) for some in asked)
+    ):
         rulings |= found
     assert sum(one.state is None for one in rulings.values()) == 50
     refused = [one for one in rulings.values() if one.state is not None]
@@ -272,7 +284,9 @@ async def test_a_monthly_quota_allows_exactly_its_limit(store: Store) -> None:
     }
     assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
     passed = next(id_ for id_, one in rulings.items() if one.state is None)
-    again = await store.run(pre_delivery_check.decide, [DeliveryCheck(passed, "default", "once", False)], T0)
+    again = await store.run(
+        pre_delivery_check.decide, [DeliveryCheck(passed, "default", "once", False)], T0, {}, FEATURES
+    )
     assert again[passed].state is None  # charged once, however many attempts it has
     assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
 
@@ -284,9 +298,11 @@ async def test_a_month_starts_in_the_zone_of_the_tenant(store: Store) -> None:
     late, early = datetime.fromisoformat("2027-03-31T10:59:59Z"), datetime.fromisoformat("2027-03-31T11:00:00Z")
     for at, month in ((late, "2027-03"), (early, "2027-04")):
         attempt = await started(store)
-        assert (await store.run(pre_delivery_check.decide, [DeliveryCheck(attempt.id, "default", "once", False)], at))[
-            attempt.id
-        ].state is None
+        assert (
+            await store.run(
+                pre_delivery_check.decide, [DeliveryCheck(attempt.id, "default", "once", False)], at, {}, FEATURES
+            )
+        )[attempt.id].state is None
         found = await store.run(monthly_quota.get_monthly_usage, "default", at)
         assert (found.month, found.used, found.timezone) == (month, 1, "Pacific/Auckland")
     assert (await store.run(monthly_quota.get_monthly_usage, "default", late)).ends_at == early
@@ -328,7 +344,7 @@ async def test_erasure_removes_an_owner_from_items_and_firings(store: Store) -> 
     await change_item(store, home, 1, HOUR, users=["ana", "bo"], note="both")
     await change_item(store, home, 1, HOUR, key="43", users="ana", note="hers")
     await change_item(store, home, 1, HOUR, key="44", users=["joana"], note="of somebody else")
-    erased = await store.run(erasure.erase, "default", "ana", T0)
+    erased = await store.run(erasure.erase, "default", "ana", T0, FEATURES)
     assert (erased.prevented, erased.items) == (2, 2)
     known = {one.key: one.fields for one in await store.run(sources.list_items, home.id, 10, None)}
     assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}

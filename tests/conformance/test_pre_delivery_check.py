@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from timebell.features import FEATURES
 from timebell.model.preconditions import Preconditions, serialize
 from timebell.store.jobs import pre_delivery_check, repository
 from timebell.store.jobs.pre_delivery_check import DeliveryCheck, QueryResult
@@ -52,7 +53,7 @@ async def test_jobs_with_unmet_conditions_are_skipped_and_use_no_quota(store: St
         for one, plan in zip(attempts, plans, strict=True)
     ]
     found = {attempts[1].id: QueryResult(True, {"shift": 7}), attempts[3].id: QueryResult(False, {"shift": 8})}
-    ruled = await store.run(pre_delivery_check.decide, asked, T0, found)
+    ruled = await store.run(pre_delivery_check.decide, asked, T0, found or {}, FEATURES)
     assert [ruled[one.id].reason for one in attempts] == ["condition", "condition", "condition", None, None, "quota"]
     assert ruled[attempts[1].id].verdict == {
         "holds": False, "failed": None, "inputs": {"plan": "pro"},

@@ -17,18 +17,8 @@ from timebell.ids import new_id
 from timebell.model.job import Attempt, Hold
 from timebell.model.limits import Limits
 from timebell.store.cluster import repair
-from timebell.store.jobs import (
-    claim as job_claim,
-)
-from timebell.store.jobs import (
-    complete,
-    dead_letters,
-    queue_limits,
-    queues,
-    repository,
-    serial,
-    unhandled_topics,
-)
+from timebell.store.jobs import claim as job_claim
+from timebell.store.jobs import complete, dead_letters, queue_limits, queues, repository, serial, unhandled_topics
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table_of_jobs
 from timebell.store.tenancy import tenant_limits, tenants

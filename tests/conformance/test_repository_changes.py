@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from timebell.errors import Conflict
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Hold, Job
 from timebell.store.jobs import dead_letters, erasure, repository, serial
@@ -192,7 +193,7 @@ async def test_erasure_keeps_the_rows_without_personal_data(store: Store) -> Non
     kept = schedule(owner_id="bo", payload="kept", name="kept")
     await put(store, kept)
 
-    erased = await store.run(erasure.erase, "default", "ana", LATER)
+    erased = await store.run(erasure.erase, "default", "ana", LATER, FEATURES)
 
     assert (erased.prevented, erased.in_flight, erased.finished, erased.schedules) == (1, 1, 2, 1)
     for table in (finished, live_jobs, revisions):
@@ -205,7 +206,7 @@ async def test_erasure_keeps_the_rows_without_personal_data(store: Store) -> Non
     assert len(await execute(store, select(requests))) == 1
 
     await end(store, ending(running, JobState.COMPLETED, result='"secret"'))
-    again = await store.run(erasure.erase, "default", "ana", LATER)
+    again = await store.run(erasure.erase, "default", "ana", LATER, FEATURES)
     assert (again.in_flight, again.finished) == (0, 1)
     assert "secret" not in repr(await execute(store, select(finished)))
-    assert await store.run(erasure.erase, "acme", "bo", LATER) == erasure.ErasureResult(0, 0, 0, 0)
+    assert await store.run(erasure.erase, "acme", "bo", LATER, FEATURES) == erasure.ErasureResult(0, 0, 0, 0)

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from timebell.errors import Conflict
 from timebell.model.job import Kind
 from timebell.model.payload import MAX_PAYLOAD_BYTES, encode
-from timebell.store.jobs import complete, repository
+from timebell.store.jobs import complete, repository, retention
 from timebell.store.open import open_store
 from timebell.store.schema import requests, tenants
 
@@ -245,7 +245,7 @@ async def test_a_repeated_request_id_is_refused_forever_with_the_id_of_its_job(s
 async def test_a_request_id_outlives_retention_of_its_job(store: Store) -> None:
     attempt = await started(store, request_id="r")
     await end(store, ending(attempt))
-    await store.run(repository.prune, after(days=1), 10)
+    await store.run(retention.prune, after(days=1), 10)
     new = job(request_id="r")
     assert await create(store, new, on_conflict="keep") == {new.id: attempt.id}
     assert await everything(store) == []

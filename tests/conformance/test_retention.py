@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import create_engine, func, make_url, select, text
 
 from timebell.store.jobs import claim as job_claim
-from timebell.store.jobs import repository, retention
+from timebell.store.jobs import retention
 from timebell.store.open import open_store
 from timebell.store.schema import requests
 
@@ -36,9 +36,9 @@ async def test_only_jobs_finished_before_the_instant_are_deleted(store: Store) -
 @stored
 async def test_a_batch_deletes_no_more_rows_than_requested_oldest_first(store: Store) -> None:
     await _finish(store, *(after(minutes=n) for n in range(6)))
-    assert await store.run(repository.prune, after(days=1), 4) == 4
+    assert await store.run(retention.prune, after(days=1), 4) == 4
     assert [seen.finished_at for seen in await everything(store)] == [after(minutes=4), after(minutes=5)]
-    assert [await store.run(repository.prune, after(days=1), 4) for _ in range(2)] == [2, 0]
+    assert [await store.run(retention.prune, after(days=1), 4) for _ in range(2)] == [2, 0]
 
 
 @stored
@@ -149,5 +149,5 @@ async def _exists(store: Store, table: str) -> bool:
 async def test_skipped_occurrences_are_deleted_like_other_jobs(store: Store) -> None:
     await store.run(job_claim.record_skipped, [(job(), "overlap", 1, T0)], T0)
     assert len(await everything(store)) == 1
-    await store.run(repository.prune, after(seconds=1), 10)
+    await store.run(retention.prune, after(seconds=1), 10)
     assert await everything(store) == []

@@ -12,9 +12,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, event, inspect
 
 from timebell.errors import SchemaOutdated
+from timebell.features import FEATURES
 from timebell.store import open as opening
+from timebell.store.metadata import load_tables
 from timebell.store.open import open_store, schema_version, upgrade
-from timebell.store.schema import metadata
 from timebell.store.version import HEAD
 
 from .helpers import T0
@@ -27,7 +28,7 @@ def _ours(name: str | None, kind: str, *_: Any) -> bool:
 
 def _differences(connection: Connection) -> list[Any]:
     options = {"compare_type": True, "compare_server_default": False, "include_name": _ours}
-    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+    return compare_metadata(MigrationContext.configure(connection, opts=options), load_tables(FEATURES))
 
 
 def _indexes(connection: Connection) -> dict[str, str]:
@@ -57,7 +58,7 @@ def _columns(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
             (column["name"], str(column["type"]), column["nullable"], re.sub(r"::.*", "", str(column["default"])))
             for column in found.get_columns(table)
         )
-        for table in metadata.tables
+        for table in load_tables(FEATURES).tables
     }
 
 
@@ -76,7 +77,7 @@ def test_migrations_create_the_indexes_and_columns_of_the_schema(
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("CREATE SCHEMA from_schema; ")
             connection.exec_driver_sql("SET LOCAL search_path TO from_schema")
-        metadata.create_all(connection)
+        load_tables(FEATURES).create_all(connection)
         try:
             return _indexes(connection), _columns(connection)
         finally:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import insert
 
 from timebell.errors import Conflict
+from timebell.features import FEATURES
 from timebell.model.payload import encode
 from timebell.model.routes import named_target
 from timebell.store import transaction
@@ -41,5 +42,5 @@ async def test_a_job_that_changes_state_meanwhile_keeps_the_target(
 
     monkeypatch.setattr(transaction, "probe", again)
     with pytest.raises(Conflict, match="1 pending job"):
-        await store.run(targets.delete_target, "default", "n", T0)
+        await store.run(targets.delete_target, "default", "n", T0, FEATURES)
     assert len(seen) > 3

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
-from timebell.engine.runner import finalize_completion
 from timebell.ids import new_id
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import JobState
 from timebell.model.policy import Retry
 from timebell.model.why import Explanation, explain
@@ -71,7 +71,7 @@ async def steer(store: Store, verb: Any, at: datetime, *args: Any, actor: str = 
 async def test_an_executed_occurrence_has_attempts_node_and_duration(store: Store) -> None:
     await put(store, schedule(overlap=Overlap.ALLOW))
     seen = {"name": "worker-1", "version": "1", "tzdata": "x", "routes": "{}", "started_at": T0, "seen_at": T0}
-    seen["routes"] = '{"exact": [], "prefixes": [], "everything": true}'
+    seen["routes"] = '{"exact": [], "prefixes": [], "allTopics": true}'
     await execute(store, insert(nodes).values(id=NODE, **seen))
     await fire(store, after(minutes=1, seconds=2))
     (first,) = await claim(store, after(minutes=1, seconds=3))

@@ -16,10 +16,11 @@ import pytest
 import timebell
 from timebell import JobSpec, Timebell, settings
 from timebell.api import v1
+from timebell.features import FEATURES
 from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
-from timebell.observe.metrics import METRICS
-from timebell.store.schema import metadata
+from timebell.observe.metrics import collect_definitions
+from timebell.store.metadata import load_tables
 from timebell_torture.verdict import VIOLATION_CLASSES
 
 from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
@@ -174,16 +175,16 @@ def test_python_page_lists_every_name() -> None:
 
 def test_database_page_lists_every_table_and_index() -> None:
     listed = {word for row in rows(REFERENCE / "database.md") for word in code_words(row[0])}
-    tables = set(metadata.tables)
-    indexes = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
+    tables = set(load_tables(FEATURES).tables)
+    indexes = {str(index.name) for table in load_tables(FEATURES).tables.values() for index in table.indexes}
     assert {word for word in listed if word.startswith("timebell_")} == tables | indexes
 
 
 def test_metrics_page_lists_every_metric() -> None:
     listed = {code_words(row[0])[0]: row for row in rows(REFERENCE / "metrics.md")}
-    assert list(listed) == list(METRICS)
+    assert sorted(listed) == sorted(collect_definitions(FEATURES))
     for name, (_, kind, labels, help_text) in listed.items():
-        assert (kind, tuple(code_words(labels)), help_text) == METRICS[name]
+        assert (kind, tuple(code_words(labels)), help_text) == collect_definitions(FEATURES)[name]
 
 
 def test_python_page_lists_every_integration() -> None:

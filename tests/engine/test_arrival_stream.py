@@ -161,7 +161,7 @@ def test_on_sqlite_arrivals_stay_within_the_process_of_the_engine(sqlite_url: st
         app = node(sqlite_url)
         with pytest.raises(Refused) as caught:
             await app.arrivals().__aenter__()
-        assert caught.value.code == "ARRIVALS_OUT_OF_REACH"
+        assert caught.value.code == "ARRIVALS_NOT_SHARED"
         async with app.running(), app.arrivals("a.*") as events:
             made = await app.schedule_at("a.b")
             assert (await anext(events)).job_id == made.id

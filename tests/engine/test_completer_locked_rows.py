@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.engine.service import Service
 from timebell.model.job import JobState
-from timebell.store.cluster import stalled_sessions as silence
+from timebell.store.dialects.postgres import stalled_sessions as silence
 
 TIMEOUT_SECONDS = 20.0
 DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}

@@ -13,6 +13,7 @@ import wrapt
 from pydantic import BaseModel, field_validator
 
 from timebell import Arrived, Cancel, JobSpec, Snooze
+from timebell.engine.running_attempt import AttemptEvent
 from timebell.model.job import JobState
 
 from .world import World, engine, jobs, virtual
@@ -138,7 +139,7 @@ async def test_stopping_a_finished_attempt_leaves_the_next_user_of_its_task_runn
         await world.advance(seconds=1)
         ended, waits = sorted(service.node.running_attempts.values(), key=lambda held: held.attempt.payload)
         assert (ended.task, waits.task is None) == (None, False)
-        ended.stop("lost")
+        ended.interrupt(AttemptEvent.LOSE_LEASE)
         service.completer.write = write  # type: ignore[method-assign]
         await world.advance(seconds=20)
     assert [job.state for job in await jobs(app)] == [JobState.COMPLETED] * 2
@@ -184,7 +185,7 @@ class Odd(BaseModel):
     ("payload", "metadata", "state", "code"),
     [
         ({"n": 1}, {"payload_version": "two"}, JobState.FAILED, "INVALID_VERSION"),
-        ({"n": 7}, {}, JobState.PENDING, "TARGET_BROKE"),
+        ({"n": 7}, {}, JobState.PENDING, "TARGET_ERROR"),
         ({"n": 1}, {"payload_version": 1}, JobState.COMPLETED, None),
     ],
 )

@@ -13,10 +13,10 @@ from tests.monday_stand_in import Monday
 from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
-from timebell.model.trigger import WebhookNotice
-from timebell.store.triggers import webhook_changes
-from timebell.triggers import create_adapter
-from timebell.triggers.monday import Board, parse_column_value
+from timebell.features.triggers.model.trigger import WebhookNotice
+from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources.monday import Board, parse_column_value
+from timebell.features.triggers.store import webhook_changes
 
 from .test_sql_sources import soon, until
 
@@ -214,7 +214,7 @@ def test_no_request_is_sent_before_the_retry_delay_has_passed(monday: Monday, tm
                 )
                 for _ in range(3):
                     before = service.last_step_at["sources"]
-                    service.node.wakeups.sources.wake()
+                    service.leader.feature_services["sources"].alarm.wake()
                     await until(lambda before=before: service.last_step_at["sources"] > before)  # type: ignore[misc]
                 assert len(monday.asked) == 1
                 # An edit of the source ends the delay of ten minutes.

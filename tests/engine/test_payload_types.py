@@ -286,7 +286,7 @@ def test_an_unresolvable_type_is_refused_immediately(sqlite_url: str) -> None:
     for handler in (by_name, odd):
         with pytest.raises(InvalidInput) as refused:
             Timebell(sqlite_url).on("t")(handler)
-        assert refused.value.code == "PAYLOAD_TYPE_UNKNOWN"
+        assert refused.value.code == "UNKNOWN_PAYLOAD_TYPE"
         assert "handler's module" in str(refused.value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from timebell import Arrived
+from timebell.engine.running_attempt import AttemptEvent
 from timebell.model.job import JobState
 
 from .world import World, after, engine, virtual
@@ -27,7 +28,7 @@ async def test_an_attempt_stopped_before_it_started_returns_its_slot(world: Worl
         def stop() -> None:
             loop.set_task_factory(None)
             for held in service.node.running_attempts.values():
-                held.stop("drain")
+                held.interrupt(AttemptEvent.DRAIN)
 
         def make(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
             if getattr(work, "__name__", "") == "_run_group":

@@ -21,11 +21,11 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
-from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import InvalidInput, SourceFailed
+from timebell.features.triggers.engine.source_adapters import AdapterCache
+from timebell.features.triggers.model.trigger import Source
+from timebell.features.triggers.sources import create_adapter, sql_table
 from timebell.model.payload import encode
-from timebell.model.trigger import Source
-from timebell.triggers import create_adapter, sql_table
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
 
@@ -293,7 +293,7 @@ async def test_an_invalid_row_is_reported_and_the_others_continue(rows: Rows, ap
         await until(lambda: _is(app, 2, moved, 3))
         assert await pending(app) == [("1", first), ("2", moved), ("4", moved)]
         assert app.service is not None
-        assert app.service.node.counters.source_items.values["unusable",] >= 2
+        assert app.service.node.counters.of_features["timebell_source_items_total"].values["unusable",] >= 2
         await rows.put(1, moved)
         await rows.put(3, moved)
         await until(is_ready)

@@ -273,7 +273,7 @@ def test_a_superseded_attempt_writes_nothing(shop: Shop, plain: bool) -> None:
         assert service.node.counters.fenced == 1
 
     shop.run(test)
-    assert [error.code for error in errors] == ["ATTEMPT_OVER"]
+    assert [error.code for error in errors] == ["ATTEMPT_ENDED"]
 
 
 def test_a_timeout_in_the_block_rolls_back(shop: Shop) -> None:
@@ -315,7 +315,7 @@ def test_a_thread_that_timed_out_before_its_block_writes_nothing(shop: Shop) -> 
         assert (await shop.app.get(job.id)).state is JobState.FAILED
 
     shop.run(test)
-    assert [error.code for error in errors] == ["ATTEMPT_OVER"]
+    assert [error.code for error in errors] == ["ATTEMPT_ENDED"]
 
 
 def test_a_cancel_request_does_not_undo_a_success(shop: Shop) -> None:
@@ -458,7 +458,7 @@ def test_a_blocking_with_in_the_event_loop_and_a_second_transaction_are_refused(
         assert (await shop.done()).state is JobState.COMPLETED
 
     shop.run(test)
-    assert codes == ["BLOCKING_IN_LOOP", "ATTEMPT_OVER"]
+    assert codes == ["BLOCKING_IN_LOOP", "ATTEMPT_ENDED"]
 
 
 @PLAIN

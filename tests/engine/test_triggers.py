@@ -163,7 +163,7 @@ async def test_invalid_input_is_refused_before_anything_is_written(world: World)
         assert refused.value.code == error
     with pytest.raises(InvalidInput) as refused:
         await app.triggers.put_source("odd", "carrier-pigeon")
-    assert refused.value.code == "SOURCE_UNKNOWN"
+    assert refused.value.code == "UNKNOWN_SOURCE_KIND"
     with pytest.raises(NotFound):
         await app.triggers.put("other", "nowhere", "start_at", "t")
     with pytest.raises(NotFound):

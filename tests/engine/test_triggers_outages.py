@@ -40,7 +40,7 @@ async def test_repeated_and_reordered_changes_converge_to_the_newest(world: Worl
         came = Counter[str]()
         for start, change in enumerate(shuffled(changes)):
             done = await app.triggers.put_items("shifts", [change])
-            came.update({name: getattr(done, name) for name in ("changed", "same", "stale")})
+            came.update({name: getattr(done, name) for name in ("changed", "unchanged", "stale")})
             if start in (5, 400):
                 await world.advance(minutes=3)
         assert came.total() == len(changes)

@@ -74,7 +74,7 @@ async def test_a_webhook_that_arrives_40_seconds_late_still_fires(world: World) 
         await world.advance(minutes=10)
         late = await app.triggers.put_items("board", [item("1", 1, after(minutes=10, seconds=-40))])
         old = await app.triggers.put_items("board", [item("2", 1, after(minutes=1))])
-        assert (late.made, old.made, old.late) == (1, 0, 1)
+        assert (late.created, old.created, old.late) == (1, 0, 1)
         await world.advance(seconds=5)
     assert [event.payload["itemId"] for event in log.events] == ["1"]
 
@@ -130,13 +130,13 @@ async def test_a_cancel_racing_a_firing_has_one_winner(world: World) -> None:
         assert started.is_set()
         # The job has started: the edit creates the new one without an error, and the old one finishes.
         moved = await app.triggers.put_items("board", [item("1", 2, after(hours=2))])
-        assert (moved.made, moved.cancelled) == (1, 0)
+        assert (moved.created, moved.cancelled) == (1, 0)
         may_finish.set()
         await world.advance(hours=2)
         # The job has not started: the edit wins, and nothing is delivered.
         await app.triggers.put_items("board", [item("1", 3, after(hours=5))])
         cleared = await app.triggers.put_items("board", [item("1", 4, None)])
-        assert (cleared.made, cleared.cancelled) == (0, 1)
+        assert (cleared.created, cleared.cancelled) == (0, 1)
         await world.advance(hours=5)
     assert sorted(await outcomes(app)) == [
         (3600, "completed", None), (7200, "completed", None), (5 * 3600, "cancelled", "withdrawn"),

@@ -23,11 +23,12 @@ from sqlalchemy import update
 from timebell import Arrived, Cron, Every, JobSpec, Timebell
 from timebell.engine.service import Service
 from timebell.engine.wakeups import LOOP_BY_SUBJECT
+from timebell.features.triggers.store.sources import SOURCES
 from timebell.model.limits import Limits
 from timebell.store.jobs import queues
 from timebell.store.schema import jobs, schedules
 from timebell.store.tenancy import tenants
-from timebell.store.transaction import JOBS, OPERATIONS, SCHEDULES, SOURCES, STOPS, Transaction
+from timebell.store.transaction import JOBS, OPERATIONS, SCHEDULES, STOPS, Transaction
 
 from .world import QUIET
 
@@ -63,7 +64,7 @@ class Scene:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while True:
                 now, seen = self.node.clock.monotonic(), dict(self.service.last_step_at)
-                awake = any(alarm._waiter is None for alarm in vars(self.service.node.wakeups).values())
+                awake = any(alarm._waiter is None for alarm in self.service.node.wakeups.alarms)
                 if seen != steps or awake or not self.service.heartbeat.node_record.heartbeat:
                     steps, since = seen, now
                 elif now - since > ASLEEP_SECONDS:
@@ -472,10 +473,10 @@ def test_a_commit_of_another_process_wakes_the_worker_by_notify(postgres_url: st
 
 
 def test_every_subject_has_an_event() -> None:
-    assert {subject for subject, _ in EVENTS.values()} == set(LOOP_BY_SUBJECT)
+    assert {subject for subject, _ in EVENTS.values()} == {*LOOP_BY_SUBJECT, SOURCES}
 
 
 def test_the_table_in_the_documentation_lists_the_loop_of_each_subject() -> None:
     page = (Path(__file__).parents[2] / "docs/internals/one-job.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", page, re.MULTILINE)
-    assert dict(rows) == LOOP_BY_SUBJECT
+    assert dict(rows) == LOOP_BY_SUBJECT | {SOURCES: "sources"}

@@ -18,8 +18,8 @@ import asyncpg
 import pytest
 
 from tests.servers import Postgres
+from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.store.open import upgrade
-from timebell.triggers.sql_table import SqlTable
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shift_reminders"
 

@@ -13,6 +13,7 @@ import datetime as real
 import json
 import os
 import signal
+import time
 from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +25,7 @@ from timebell import Arrived, JobSpec, Timebell
 from timebell.engine.planner import Planner
 from timebell.store import transaction
 
+BLOCKED_SECONDS = 0.01
 FAST = {"lease": 3.0, "heartbeat": 0.5, "poll": 0.2, "drain": 10.0}
 
 
@@ -76,7 +78,8 @@ def stick_planner(when: Path) -> None:
 
 
 def build(url: str, effects: str) -> Timebell:
-    """Return the app: `work` waits for a file if its payload contains one; `flaky` fails the first time."""
+    """Return the app: `work` waits for a file if its payload contains one; `flaky` fails the first time; `blocking`
+    blocks the event loop, and kills its process if its payload says so."""
     app = Timebell(url, timezone="UTC")
 
     def note(what: str, event: Arrived) -> None:
@@ -99,6 +102,13 @@ def build(url: str, effects: str) -> Timebell:
         note("start", event)
         if event.attempt == 1:
             raise RuntimeError("the first time it fails")
+        note("end", event)
+
+    @app.on("blocking")
+    async def blocking(event: Arrived) -> None:
+        time.sleep(BLOCKED_SECONDS)
+        if event.payload == "kill" and event.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         note("end", event)
 
     @app.on("order", retry={"attempts": 50})

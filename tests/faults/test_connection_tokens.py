@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.monday_stand_in import board
 from timebell import Timebell
-from timebell.engine.triggers.connection_tokens import ConnectionToken
+from timebell.features.triggers.engine.connection_tokens import ConnectionToken
 from timebell.observe.counters import Counters
 
 SECRET = "a secret key of the tests, long enough"
@@ -23,7 +23,7 @@ import asyncio, sys
 from datetime import timedelta
 from types import SimpleNamespace
 from timebell import Timebell
-from timebell.engine.triggers import connection_tokens
+from timebell.features.triggers.engine import connection_tokens
 from timebell.observe.counters import Counters
 
 connection_tokens.RENEWAL_LEASE = timedelta(seconds=3)
@@ -31,7 +31,8 @@ connection_tokens.RENEWAL_LEASE = timedelta(seconds=3)
 async def main():
     app = Timebell(sys.argv[1])
     await app.open()
-    node = SimpleNamespace(store=app.store, clock=app.clock, secret_key={SECRET!r}, counters=Counters())
+    counters = Counters.for_features(app.features)
+    node = SimpleNamespace(store=app.store, clock=app.clock, secret_key={SECRET!r}, counters=counters)
     await connection_tokens.ConnectionToken(node, "default", "monday")()
 
 asyncio.run(main())
@@ -53,7 +54,9 @@ def test_a_killed_token_renewal_is_done_by_another_node(tmp_path: Path) -> None:
         await app.connections.put("monday", "stale", "once", expires_in=0, token_url=token_url)
 
     async def survive(app: Timebell) -> None:
-        node: Any = SimpleNamespace(store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters())
+        node: Any = SimpleNamespace(
+            store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters.for_features(app.features)
+        )
         before = await app.connections.get("monday")
         assert (before.state, before.version) == ("ready", 1)
         assert before.renewing_until is not None

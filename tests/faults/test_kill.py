@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import NodeProcess, accounted, ask, forked, jobs, lines, starts, taken_over, wait_until
-from tests.faults.node import made
+from tests.faults.node import BLOCKED_SECONDS, made
 from timebell import Every, JobSpec, Timebell
+from timebell.engine.time_slice import MAX_COMPLETION_DELAY_SECONDS
 from timebell.model.job import Job, JobState
 
 Start = Callable[..., NodeProcess]
@@ -176,6 +178,31 @@ def test_a_job_whose_node_is_killed_runs_again_with_its_key_and_the_next_attempt
     assert taken_over(starts(effects)[job.occurrence_key], ended.attempt)
     assert ended.result == second.pid
     assert ended.attempts[0]["code"] == "LEASE_LOST"
+
+
+def test_a_kill_in_a_batch_repeats_only_the_jobs_of_two_time_slices(store_url: str, node: Start, effects: Path) -> None:
+    """All jobs are claimed at once and run in their order on one node, each for at least the same time. The completions
+    of one slice may be in a write that is in progress."""
+    count, killed = 60, 40
+
+    async def create(app: Timebell) -> None:
+        due = app.clock.now() - timedelta(seconds=1)
+        await app.schedule_many([
+            JobSpec(topic="blocking", run_at=due + timedelta(milliseconds=n), payload="kill" if n == killed else None)
+            for n in range(count)
+        ])  # fmt: skip
+
+    ask(store_url, create)
+    first = node(store_url, ready=False)
+    assert first.died() == -signal.SIGKILL
+    assert len(lines(effects, "end")) == killed
+    last = node(store_url)
+    wait_until(lambda: len(jobs(store_url, status=["completed"])) == count, "all jobs end")
+    assert last.terminate()[0] == 0
+    ends = Counter(line["key"] for line in lines(effects, "end"))
+    assert len(ends) == count
+    repeated = sum(number > 1 for number in ends.values())
+    assert repeated * BLOCKED_SECONDS <= 2 * MAX_COMPLETION_DELAY_SECONDS
 
 
 @pytest.mark.parametrize("point", ["create.1", "create.2", "create.3", "create.commit", "create.done"])

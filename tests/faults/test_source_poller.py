@@ -16,7 +16,7 @@ ROWS = 3000
 APP = f"""
 import asyncio, os
 from timebell import Timebell
-from timebell.engine.triggers.source_poller import SourcePoller
+from timebell.features.triggers.engine.source_poller import SourcePoller
 
 apply_page = SourcePoller._apply_page
 

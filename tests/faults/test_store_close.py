@@ -1,4 +1,4 @@
-"""Closing a store in use: connections that are returned later are terminated."""
+"""Closing a store in use: connections that are returned later are terminated, and late operations are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import asyncpg
 from sqlalchemy import text
 
+from timebell.clock import system_now
+from timebell.errors import StoreError
 from timebell.store.dialects.postgres.store import PostgresStore
+from timebell.store.dialects.sqlite.store import SqliteStore
 from timebell.store.transaction import Transaction
 
 LOCK = "SELECT pg_advisory_xact_lock(1)"
@@ -44,5 +47,19 @@ def test_connections_returned_after_the_close_are_terminated(postgres_url: str) 
         await asyncio.gather(*going)
         await until(OTHERS, 0)
         await beside.close()
+
+    asyncio.run(body())
+
+
+def test_operations_queued_behind_the_close_are_refused(sqlite_url: str) -> None:
+    async def body() -> None:
+        store = SqliteStore(sqlite_url, system_now)
+        await store.open()
+        uses = (store.run(locked), store.run_autocommit(locked))
+        closed, *refused = await asyncio.gather(store.close(), *uses, return_exceptions=True)
+        assert closed is None
+        for error in refused:
+            assert isinstance(error, StoreError)
+            assert error.code == "STORE_NOT_OPEN"
 
     asyncio.run(body())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from timebell.store.statement import Statement
+from timebell.store.sql import SQL
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ def _seed(patch: pytest.MonkeyPatch, where: str, changes: list[tuple[str, str]])
     holder, _, name = path.rpartition(".")
     owner = getattr(module, holder) if holder else module
     there: Any = vars(owner)[name]
-    if isinstance(there, Statement):
-        text = there.template.template
-        made: Any = Statement(_changed(text, changes), **there.columns)
+    if isinstance(there, SQL):
+        made: Any = SQL(_changed(there.text, changes))
     else:
         source = _changed(textwrap.dedent(inspect.getsource(there)), changes)
         flags = annotations.compiler_flag
@@ -62,16 +61,20 @@ def _changed(text: str, changes: list[tuple[str, str]]) -> str:
 
 
 FENCE = " AND j.attempt = d.attempt"
+RETRY = "store.dialects.sqlite.complete:RETRY"
 MUTANTS = [
     Mutant(
         "a claim takes what is not due",
-        (("store.jobs.claim:CLAIM", "$due", "true"), ("store.jobs.claim:CLAIM_IF_UNRESTRICTED", "$due", "true")),
+        (
+            ("store.dialects.sqlite.claim:CLAIM", " AND run_at <= :now", ""),
+            ("store.dialects.sqlite.claim:READ_CLAIMABLE", " AND run_at <= :now", ""),
+        ),
     ),
     Mutant(
         "the cursor moves in a transaction before the jobs",
         ((
             "store.schedules.schedules:_fire_locked", "    if new:\n",
-            "    tx.fetch(ADVANCE_CURSORS, advances)\n    tx.driver.execute('COMMIT')\n"
+            "    tx.dialect.advance_cursors(tx, advances)\n    tx.driver.execute('COMMIT')\n"
             "    tx.driver.execute('BEGIN IMMEDIATE')\n    if new:\n",
         ),),
     ),
@@ -85,13 +88,20 @@ MUTANTS = [
     ),
     Mutant(
         "due jobs are searched in a window",
-        (("store.schedules.schedules:SELECT_DUE", "$due_schedule", "next_fire_at BETWEEN :now - 60000000 AND :now"),),
+        ((
+            "store.dialects.sqlite.fire:READ_DUE_SCHEDULES",
+            "next_fire_at <= :now", "next_fire_at BETWEEN :now - 60000000 AND :now",
+        ),),
     ),
     Mutant(
         "a completion has no fence",
-        (("store.jobs.complete:COPY_COMPLETED", FENCE, ""), ("store.jobs.complete:COMPLETE", FENCE, "")),
+        (
+            ("store.dialects.sqlite.complete:READ_COMPLETED", FENCE, ""),
+            ("store.dialects.sqlite.complete:COPY_COMPLETED", FENCE, ""),
+            ("store.dialects.sqlite.complete:DELETE_COMPLETED_RETURNING", " AND d.attempt = j.attempt", ""),
+        ),
     ),
-    Mutant("a retry has no fence", (("store.jobs.complete:RETRY", FENCE, ""),)),
+    Mutant("a retry has no fence", ((RETRY, FENCE, ""),)),
     Mutant(
         "a handler's transaction has no fence",
         ((
@@ -102,8 +112,9 @@ MUTANTS = [
     Mutant(
         "attempts have no numbers",
         (
-            ("store.jobs.claim:CLAIM", "attempt = attempt + 1", "attempt = 1"),
-            ("store.jobs.claim:CLAIM_IF_UNRESTRICTED", "attempt = attempt + 1", "attempt = 1"),
+            ("store.dialects.sqlite.claim:CLAIM", "attempt = attempt + 1", "attempt = 1"),
+            ("store.dialects.sqlite.claim:READ_CLAIMABLE", "'attempt', attempt + 1", "'attempt', 1"),
+            ("store.dialects.sqlite.claim:START_READ", "attempt = attempt + 1", "attempt = 1"),
         ),
     ),
     Mutant(
@@ -119,7 +130,7 @@ MUTANTS = [
             ("store.jobs.repository:cancel", "expected_state=JobState.PENDING", "expected_state=JobState(row.state)"),
         ),
     ),
-    Mutant("a cancelled job is retried", (("store.jobs.complete:RETRY", " AND NOT j.cancel_requested", ""),)),
+    Mutant("a cancelled job is retried", ((RETRY, " AND NOT j.cancel_requested", ""),)),
     Mutant("a rescheduled job stays", ((
         "store.jobs.repository:reschedule", "or not complete_jobs(tx, [completion])", "",
     ),)),
@@ -150,7 +161,7 @@ MUTANTS = [
     Mutant(
         "the lease is not checked before the delivery",
         ((
-            "engine.runner:Runner._check_and_deliver",
+            "engine.runner:Runner.check",
             "if self.node.clock.monotonic() >= running.lease_until:", "if False:",
         ),),
     ),
@@ -161,18 +172,18 @@ MUTANTS = [
     Mutant(
         "completed before it is delivered",
         ((
-            "engine.worker:Worker._run_group", "            if self.runner.run_fast_path",
+            "engine.worker:Worker._run_group", "            unfinished = self.fast_path.run",
             "            from timebell.store.jobs import serial\n"
             "            for one in [one.attempt for one in group]:\n"
-            "                completion = self.runner._success_completion(one, one.number)\n"
+            "                completion = self.runner.completions.success(one, one.number)\n"
             "                await self.node.store.run(serial.complete_one, completion)\n"
-            "            if self.runner.run_fast_path",
+            "            unfinished = self.fast_path.run",
         ),),
     ),
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),
     Mutant(
         "a retry moves the nominal instant",
-        (("store.jobs.complete:RETRY", "run_at = d.run_at,", "run_at = d.run_at, scheduled_at = d.run_at,"),),
+        ((RETRY, "run_at = d.run_at,", "run_at = d.run_at, scheduled_at = d.run_at,"),),
     ),
     Mutant(
         "a retry does not wait",
@@ -225,19 +236,19 @@ MUTANTS = [
         (("model.decide:_catch_up", "min(max(cursor, now - schedule.catch_up_span), end)", "cursor"),),
     ),
     Mutant("catch-up ignores its limit", (("model.decide:_catch_up", "policies.catch_up_limit", "10**6"),)),
-    Mutant("a retry does not count", (("store.jobs.complete:RETRY", "j.attempts_used + d.counts", "j.attempts_used"),)),
+    Mutant("a retry does not count", ((RETRY, "j.attempts_used + d.counts", "j.attempts_used"),)),
     Mutant(
         "overlap ignores waiting retries",
         (
             (
-                "store.schedules.schedules:COUNT_LIVE_JOBS", "WHERE j.hold",
+                "store.dialects.sqlite.fire:COUNT_LIVE_JOBS", "WHERE j.hold",
                 "WHERE (j.state = 'running' OR j.attempt = 0) AND j.hold",
             ),
         ),
     ),
     Mutant(
         "a concurrent job does not release the next serial job",
-        (("store.jobs.claim:MARK_SERIAL", "NOT j.serial", "false AND NOT j.serial"),),
+        (("store.dialects.sqlite.insert:MARK_SERIAL", "NOT j.serial", "false AND NOT j.serial"),),
     ),
     Mutant("a queue lets one too many run", (
         ("store.jobs.queue_limits:claim_limited", 'queue["concurrency"] - tx', 'queue["concurrency"] + 1 - tx'),

@@ -206,10 +206,10 @@ async def test_the_leader_alerts_about_unhandled_jobs(world: World) -> None:
         service.node.alert_channels.send = send  # type: ignore[method-assign]
         await app.schedule_at("unhandled.topic")
         await world.advance(minutes=2)
-        assert codes(sent) == [("UNHANDLED_JOBS", False)]
+        assert codes(sent) == [("JOBS_UNHANDLED", False)]
         await app.cancel_all(topic="unhandled.topic")
         await world.advance(minutes=1)
-    assert codes(sent) == [("UNHANDLED_JOBS", False), ("UNHANDLED_JOBS", True)]
+    assert codes(sent) == [("JOBS_UNHANDLED", False), ("JOBS_UNHANDLED", True)]
 
 
 @virtual
@@ -229,11 +229,11 @@ async def test_the_next_leader_sends_one_resolved_alert(world: World) -> None:
     await app.schedule_at("unhandled.topic")
     await lead(2)
     await lead(2)  # it persists, and the alert was already sent
-    assert codes(sent) == [("UNHANDLED_JOBS", False)]
+    assert codes(sent) == [("JOBS_UNHANDLED", False)]
     await app.cancel_all(topic="unhandled.topic")
     await lead(1)
     await lead(1)
-    assert codes(sent) == [("UNHANDLED_JOBS", False), ("UNHANDLED_JOBS", True)]
+    assert codes(sent) == [("JOBS_UNHANDLED", False), ("JOBS_UNHANDLED", True)]
     assert "due jobs are held" in sent[1].text
 
 
@@ -259,4 +259,4 @@ async def test_a_node_that_lost_the_lease_sends_no_alert(world: World) -> None:
         assert sent == []
         watchdog._run_as_leader = fenced
         await world.advance(minutes=1)
-        assert codes(sent) == [("UNHANDLED_JOBS", False)]
+        assert codes(sent) == [("JOBS_UNHANDLED", False)]

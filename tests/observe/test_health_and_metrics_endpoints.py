@@ -152,11 +152,20 @@ def test_a_scrape_succeeds_without_the_database(store_url: str, monkeypatch: pyt
     served(store_url, test)
 
 
-def test_openmetrics_is_returned_when_accepted(sqlite_url: str) -> None:
+@pytest.mark.parametrize(
+    ("accepted", "returned"),
+    [("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+     ("text/plain;version=1.0.0", "text/plain; version=0.0.4; charset=utf-8"),
+     ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3",
+      "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+     ("application/openmetrics-text; version=next", "application/openmetrics-text; version=1.0.0; charset=utf-8")],
+)  # fmt: skip
+def test_openmetrics_is_returned_when_accepted(sqlite_url: str, accepted: str, returned: str) -> None:
     async def test(app: Timebell, request: Request) -> None:
-        answer = await request("/metrics", Accept="application/openmetrics-text; version=1.0.0")
-        assert answer.headers["content-type"].startswith("application/openmetrics-text")
-        assert answer.text.endswith("# EOF\n")
+        answer = await request("/metrics", Accept=accepted)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, returned)
+        assert answer.text.endswith("# EOF\n") == ("openmetrics" in returned)
+        assert "timebell_database_up 1.0\n" in answer.text
 
     served(sqlite_url, test)
 

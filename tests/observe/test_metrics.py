@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, insert, select, update
@@ -15,26 +16,29 @@ from tests.engine.world import World, after, engine, virtual
 from timebell import Arrived, Cancel, Every, JobSpec, Snooze, Timebell
 from timebell.engine.planner import Planner
 from timebell.engine.service import Service
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.observe.counters import MAX_SERIES, Counters, Histogram, LabeledCounter
-from timebell.observe.exposition import Family, Sample, render
-from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
+from timebell.observe.metrics import NodeFacts, Snapshot, collect_definitions
 from timebell.store.cluster import gauges
 from timebell.store.schema import finished
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 
+METRICS = collect_definitions(FEATURES)
 FACTS = NodeFacts("1.2.3", "2026a", True, 0.25, 3, 513)
 Series = dict[tuple[str, ...], float]
 
 
 async def take_snapshot(app: Timebell, service: Service, *, labelled: bool = False) -> Snapshot:
-    read = await app.store.run_autocommit(gauges.read_gauges, app.clock.now(), 10.0, per_schedule=labelled)
-    return Snapshot(service.node.counters, FACTS, read, labelled)
+    read = await app.store.run_autocommit(
+        gauges.read_gauges, app.clock.now(), 10.0, app.features, per_schedule=labelled
+    )
+    return Snapshot(service.node.counters, FACTS, read, labelled, app.features)
 
 
 def text(snapshot: Snapshot) -> str:
-    return render(snapshot.collect(), "")[0]
+    return generate_latest(snapshot).decode()
 
 
 def samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -191,8 +195,10 @@ async def test_exactly_the_cataloged_metrics_are_exported(world: World) -> None:
     async with engine(app) as service:
         await world.advance(seconds=5)
         plain, labelled = await take_snapshot(app, service), await take_snapshot(app, service, labelled=True)
-    names = {family.name for family in labelled.collect()} | {family.name for family in plain.collect()}
-    assert names == METRICS.keys()
+    families = {family.name: family for snapshot in (plain, labelled) for family in snapshot.collect()}
+    assert {(name.removesuffix("_total"), about.kind, about.help) for name, about in METRICS.items()} == {
+        (family.name, family.type, family.documentation) for family in families.values()
+    }
     for snapshot in (plain, labelled):
         for name, labels, _ in samples(snapshot):
             base = next(m for m in METRICS if name in (m, f"{m}_bucket", f"{m}_sum", f"{m}_count"))
@@ -205,32 +211,28 @@ async def test_exactly_the_cataloged_metrics_are_exported(world: World) -> None:
     assert after(seconds=4).timestamp() <= succeeded["acme/ticks",] <= after(seconds=5).timestamp()
 
 
-def test_label_values_are_escaped_in_both_formats() -> None:
-    """The parsers of Prometheus read the same values and labels from both formats."""
-    odd = [("topic", 'back\\slash "quoted"\nnext'), ("outcome", "")]
-    families = [
-        Family("timebell_x_total", "counter", 'Says \\ and\n"more".', [Sample(odd, 7)]),
-        Family("timebell_y", "histogram", "Y.", [
-            Sample([("le", "0.5")], 1, "_bucket"), Sample([("le", "+Inf")], 2, "_bucket"), Sample([], 2, "_count"),
-            Sample([], 1e22, "_sum"),
-        ]),
-    ]  # fmt: skip
-    plain, kind = render(families, "*/*")
-    assert kind == "text/plain; version=0.0.4; charset=utf-8"
-    open_, kind = render(families, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
-    assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    for read in (text_string_to_metric_families(plain), open_families(open_)):
-        counter, histogram = read
-        assert (counter.type, counter.documentation) == ("counter", 'Says \\ and\n"more".')
-        assert [(one.labels, one.value) for one in counter.samples] == [(dict(odd), 7.0)]
-        assert histogram.type == "histogram"
-        assert {one.name: one.value for one in histogram.samples if "le" not in one.labels} == {
-            "timebell_y_count": 2.0, "timebell_y_sum": 1e22,
-        }  # fmt: skip
+def test_both_formats_have_the_same_values_and_escaped_labels() -> None:
+    counters, topic = Counters(), 'back\\slash "quoted"\nnext'
+    counters.fires.add(topic, "", by=7)
+    counters.run_durations.observe(0.5, topic)
+    counters.run_durations.observe(1e22, topic)
+    snapshot = Snapshot(counters, FACTS, None, labeled=False, features=())
+    open_metrics = choose_encoder("application/openmetrics-text")[0](snapshot).decode()
+    for families in (text_string_to_metric_families(text(snapshot)), open_families(open_metrics)):
+        read = {family.name: family for family in families}
+        fires, durations = read["timebell_fires"], read["timebell_run_duration_seconds"]
+        assert (fires.type, durations.type) == ("counter", "histogram")
+        assert fires.documentation == METRICS["timebell_fires_total"].help
+        assert [(one.name, one.labels, one.value) for one in fires.samples] == [
+            ("timebell_fires_total", {"topic": topic, "outcome": ""}, 7.0)
+        ]
+        found = {(one.name.rpartition("_")[2], one.labels.get("le")): one.value for one in durations.samples}
+        assert (found["bucket", "0.1"], found["bucket", "0.5"], found["bucket", "+Inf"]) == (0.0, 1.0, 2.0)
+        assert (found["count", None], found["sum", None]) == (2.0, 1e22)
 
 
 def test_node_metrics_are_exported_without_the_database() -> None:
-    snapshot = Snapshot(Counters(), FACTS, None, False)
+    snapshot = Snapshot(Counters.for_features(FEATURES), FACTS, None, False, FEATURES)
     assert series(snapshot, "timebell_database_up") == {(): 0}
     assert series(snapshot, "timebell_leader") == {(): 1}
     assert not series(snapshot, "timebell_jobs")

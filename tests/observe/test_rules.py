@@ -24,7 +24,8 @@ import timebell.observe
 from tests.servers import free_port
 from tests.unit.cli.conftest import Cli, Start, cli, start
 from tests.unit.cli.process import until
-from timebell.observe.metrics import METRICS
+from timebell.features import FEATURES
+from timebell.observe.metrics import collect_definitions
 
 __all__ = ["cli", "start"]
 
@@ -104,7 +105,7 @@ def promtool(folder: Path, tests: Any) -> None:
 
 
 def test_rules_use_existing_metrics() -> None:
-    known = {name + end for name in METRICS for end in ("", "_bucket")}
+    known = {name + end for name in collect_definitions(FEATURES) for end in ("", "_bucket")}
     named = {word for rule in rules() for word in re.findall(r"timebell_\w+", rule["expr"])}
     assert named <= known
     assert {rule["alert"] for rule in rules()} == set(FIRING)
@@ -118,7 +119,12 @@ def expressions() -> list[str]:
 
 
 def test_the_grafana_dashboard_uses_existing_metrics() -> None:
-    known = {name + end for name, about in METRICS.items() for end in ("", "_bucket") if not end or about[0][0] == "h"}
+    known = {
+        name + end
+        for name, about in collect_definitions(FEATURES).items()
+        for end in ("", "_bucket")
+        if not end or about[0][0] == "h"
+    }
     named = {word for expression in expressions() for word in re.findall(r"timebell_\w+", expression)}
     assert named <= known
     assert len(named) > 20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from timebell import Timebell
-from timebell.targets.push.fcm import FcmProvider
+from timebell.features.campaigns.push.fcm import FcmProvider
 from timebell_fcm_emulator import FakeFcm
 
 
@@ -28,7 +28,7 @@ def fcm(server: FakeFcm) -> FakeFcm:
 
 @pytest.fixture(autouse=True)
 def _short_cancel_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timebell.targets.push.fcm.CANCEL_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("timebell.features.campaigns.push.fcm.CANCEL_GRACE_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -15,28 +15,28 @@ from pathlib import Path
 import pytest
 
 from timebell.errors import InvalidInput
-from timebell.targets.push.fcm import FcmProvider
-from timebell.targets.push.message import Content, EncodedContent, Message
-from timebell.targets.push.provider import Fate, PushResult
-from timebell.testing.push_providers import NOW, messages, run, send, tokens
+from timebell.features.campaigns.push.fcm import FcmProvider
+from timebell.features.campaigns.push.message import Content, EncodedContent, Message
+from timebell.features.campaigns.push.provider import PushResult, SendOutcome
+from timebell.features.campaigns.testing import NOW, messages, run, send, tokens
 from timebell_fcm_emulator import FakeFcm
 
 Make = Callable[..., FcmProvider]
 
 CODES = {
-    "UNSPECIFIED_ERROR": (Fate.UNKNOWN, False),
-    "INVALID_ARGUMENT": (Fate.REFUSED, False),
-    "UNREGISTERED": (Fate.REFUSED, True),
-    "SENDER_ID_MISMATCH": (Fate.REFUSED, False),
-    "QUOTA_EXCEEDED": (Fate.AGAIN, False),
-    "UNAVAILABLE": (Fate.AGAIN, False),
-    "INTERNAL": (Fate.UNKNOWN, False),
-    "THIRD_PARTY_AUTH_ERROR": (Fate.REFUSED, False),
+    "UNSPECIFIED_ERROR": (SendOutcome.UNKNOWN, False),
+    "INVALID_ARGUMENT": (SendOutcome.REFUSED, False),
+    "UNREGISTERED": (SendOutcome.REFUSED, True),
+    "SENDER_ID_MISMATCH": (SendOutcome.REFUSED, False),
+    "QUOTA_EXCEEDED": (SendOutcome.RETRY, False),
+    "UNAVAILABLE": (SendOutcome.RETRY, False),
+    "INTERNAL": (SendOutcome.UNKNOWN, False),
+    "THIRD_PARTY_AUTH_ERROR": (SendOutcome.REFUSED, False),
 }
 
 
-def fates(answers: list[PushResult]) -> Counter[str]:
-    return Counter(answer.fate.value for answer in answers)
+def outcomes(answers: list[PushResult]) -> Counter[str]:
+    return Counter(answer.outcome.value for answer in answers)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -47,7 +47,7 @@ def test_each_fcm_error_code_has_a_fate(fcm: FakeFcm, provider: Make, code: str)
         one = provider()
         (answer,) = await send(one, messages(tokens(1)))
         await one.close()
-        assert (answer.fate, answer.token_is_dead) == CODES[code]
+        assert (answer.outcome, answer.token_is_dead) == CODES[code]
         assert answer.code == code
 
     run(body)
@@ -60,7 +60,7 @@ def test_a_503_without_details_and_a_proxy_page_are_unknown(fcm: FakeFcm, provid
         one = provider()
         answers = await send(one, messages(["bare-token", "page-token"]))
         await one.close()
-        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.UNKNOWN, "UNEXPLAINED_5XX")}
+        assert {(answer.outcome, answer.code) for answer in answers} == {(SendOutcome.UNKNOWN, "UNEXPLAINED_5XX")}
 
     run(body)
 
@@ -85,7 +85,7 @@ def test_topics_and_conditions_are_accepted(fcm: FakeFcm, provider: Make) -> Non
         condition = "'news' in topics && !('sports' in topics)"
         answers = await send(one, [Message("topic", "news", content), Message("condition", condition, content)])
         await one.close()
-        assert fates(answers) == {"accepted": 2}
+        assert outcomes(answers) == {"accepted": 2}
         assert set(fcm.received()) == {"news", condition}
 
     run(body)
@@ -96,11 +96,11 @@ def test_over_the_quota_nothing_is_sent_until_retry_after(fcm: FakeFcm, provider
 
     async def body() -> None:
         one = provider()
-        first = fates(await send(one, messages(tokens(100, "first"))))
+        first = outcomes(await send(one, messages(tokens(100, "first"))))
         later = await send(one, messages(tokens(100, "later")))
         await one.close()
-        assert first == {"accepted": 30, "again": 70}
-        assert {(answer.fate, answer.uncounted) for answer in later} == {(Fate.AGAIN, True)}
+        assert first == {"accepted": 30, "retry": 70}
+        assert {(answer.outcome, answer.uncounted) for answer in later} == {(SendOutcome.RETRY, True)}
         assert 50 < min(answer.retry_after or 0 for answer in later) <= 60
         assert fcm.counts()["requests"] <= 100, "requests were sent before the end of Retry-After"
 
@@ -111,7 +111,7 @@ def test_sending_stays_within_the_quota(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider(per_minute=6_000)  # a burst of 96, then 96 a second
         began = asyncio.get_running_loop().time()
-        assert fates(await send(one, messages(tokens(192)))) == {"accepted": 192}
+        assert outcomes(await send(one, messages(tokens(192)))) == {"accepted": 192}
         assert asyncio.get_running_loop().time() - began > 0.9
         await one.close()
 
@@ -121,9 +121,9 @@ def test_sending_stays_within_the_quota(fcm: FakeFcm, provider: Make) -> None:
 def test_an_expired_access_token_is_replaced_and_the_message_sent(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider()
-        assert fates(await send(one, messages(tokens(3, "before")))) == {"accepted": 3}
+        assert outcomes(await send(one, messages(tokens(3, "before")))) == {"accepted": 3}
         fcm.expire_tokens()
-        assert fates(await send(one, messages(tokens(150, "after")))) == {"accepted": 150}
+        assert outcomes(await send(one, messages(tokens(150, "after")))) == {"accepted": 150}
         await one.close()
         assert fcm.counts()["twice"] == 0
         assert fcm.counts()["answered"]["UNAUTHENTICATED"] > 0
@@ -138,7 +138,7 @@ def test_an_access_token_near_expiry_is_replaced_while_in_use(fcm: FakeFcm, prov
         one = provider()
         before = fcm.counts()["exchanges"]
         for _ in range(3):
-            assert fates(await send(one, messages(tokens(2)))) == {"accepted": 2}
+            assert outcomes(await send(one, messages(tokens(2)))) == {"accepted": 2}
         await one.close()
         assert fcm.counts()["exchanges"] - before >= 2
         assert "UNAUTHENTICATED" not in fcm.counts()["answered"]
@@ -153,8 +153,8 @@ def test_a_refused_service_account_sends_nothing(fcm: FakeFcm, provider: Make) -
         one = provider(credentials=json.dumps(account))
         answers = await send(one, messages(tokens(3)))
         await one.close()
-        assert {(answer.fate, answer.code, answer.retry_after) for answer in answers} == {
-            (Fate.AGAIN, "FCM_TOKEN_UNAVAILABLE", None)
+        assert {(answer.outcome, answer.code, answer.retry_after) for answer in answers} == {
+            (SendOutcome.RETRY, "FCM_TOKEN_UNAVAILABLE", None)
         }
         assert fcm.counts()["requests"] == 0
 
@@ -191,7 +191,7 @@ def test_an_invalid_token_endpoint_response_sends_nothing(
         await one.ready()
         answers = await send(one, messages(tokens(3)))
         await one.close()
-        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "FCM_TOKEN_UNAVAILABLE")}
+        assert {(answer.outcome, answer.code) for answer in answers} == {(SendOutcome.RETRY, "FCM_TOKEN_UNAVAILABLE")}
         assert fcm.counts()["requests"] == 0
 
     run(body)
@@ -202,7 +202,7 @@ def test_a_refused_connection_sends_nothing(provider: Make) -> None:
         one = provider(url="https://localhost:1")
         answers = await send(one, messages(tokens(300)))
         await one.close()
-        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "CONNECT_FAILED")}
+        assert {(answer.outcome, answer.code) for answer in answers} == {(SendOutcome.RETRY, "CONNECT_FAILED")}
 
     run(body)
 
@@ -224,7 +224,7 @@ def test_a_server_that_closes_every_connection_gets_few_attempts(fcm: FakeFcm, p
             answers = await send(one, messages(tokens(300)))
             answers += await send(one, messages(tokens(300)))
             await one.close()
-        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "CONNECT_FAILED")}
+        assert {(answer.outcome, answer.code) for answer in answers} == {(SendOutcome.RETRY, "CONNECT_FAILED")}
         assert hung_up <= 6
 
     run(body)
@@ -239,7 +239,7 @@ def test_a_server_with_an_untrusted_certificate_gets_nothing(fcm: FakeFcm, provi
         one._tls = one._ca = None  # the system's authorities
         (answer,) = await send(one, messages(["token-unsafe"]))
         await one.close()
-        assert (answer.fate, answer.code) == (Fate.AGAIN, "CONNECT_FAILED")
+        assert (answer.outcome, answer.code) == (SendOutcome.RETRY, "CONNECT_FAILED")
         assert "certificate" in str(answer.error)
 
     run(body)
@@ -250,7 +250,7 @@ def test_refused_streams_are_sent_again_exactly_once(fcm: FakeFcm, provider: Mak
 
     async def body() -> None:
         one = provider()
-        assert fates(await send(one, messages(tokens(200)))) == {"accepted": 200}
+        assert outcomes(await send(one, messages(tokens(200)))) == {"accepted": 200}
         await one.close()
         assert (fcm.counts()["targets"], fcm.counts()["twice"]) == (200, 0)
 
@@ -264,7 +264,7 @@ def test_permanently_refused_streams_are_returned_for_a_later_attempt(fcm: FakeF
         one = provider()
         answers = await send(one, messages(tokens(3)))
         await one.close()
-        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "STREAM_REFUSED")}
+        assert {(answer.outcome, answer.code) for answer in answers} == {(SendOutcome.RETRY, "STREAM_REFUSED")}
 
     run(body)
 
@@ -276,7 +276,7 @@ def test_streams_above_a_goaway_use_another_connection(fcm: FakeFcm, provider: M
         one = provider()
         answers = await send(one, messages(tokens(400)))
         await one.close()
-        assert fates(answers) == {"accepted": 400}
+        assert outcomes(answers) == {"accepted": 400}
         assert (fcm.counts()["targets"], fcm.counts()["twice"]) == (400, 0)
 
     run(body)
@@ -293,7 +293,7 @@ def test_streams_before_a_goaway_still_complete(fcm: FakeFcm, provider: Make) ->
         fcm.goaway()
         quick = await send(one, messages(tokens(20, "quick")))
         assert not slow.done()
-        assert fates(quick) == fates(await slow) == {"accepted": 20}
+        assert outcomes(quick) == outcomes(await slow) == {"accepted": 20}
         await one.close()
         assert fcm.counts()["twice"] == 0
 
@@ -305,7 +305,7 @@ def test_the_stream_limit_of_the_server_is_respected() -> None:
 
         async def body() -> None:
             one = FcmProvider(small.credentials, now=lambda: NOW, url=small.url, ca=small.ca, connections=2)
-            assert fates(await send(one, messages(tokens(100)))) == {"accepted": 100}
+            assert outcomes(await send(one, messages(tokens(100)))) == {"accepted": 100}
             await one.close()
 
         run(body)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from timebell.targets.push.fcm import FcmProvider
-from timebell.testing.push_providers import ProviderSuite
+from timebell.features.campaigns.push.fcm import FcmProvider
+from timebell.features.campaigns.testing import ProviderSuite
 from timebell_fcm_emulator import FakeFcm
 
 RULES: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The mapping of FCM responses to fates, including undocumented responses."""
+"""The mapping of FCM responses to outcomes, including undocumented responses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.fcm_errors import parse_response
-from timebell.targets.push.provider import Fate, PushResult
-from timebell.testing.push_providers import NOW
+from timebell.features.campaigns.push.fcm_errors import parse_response
+from timebell.features.campaigns.push.provider import PushResult, SendOutcome
+from timebell.features.campaigns.testing import NOW
 
 FCM = "type.googleapis.com/google.firebase.fcm.v1.FcmError"
 BAD = "type.googleapis.com/google.rpc.BadRequest"
@@ -31,31 +31,32 @@ def field_violation(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("got", "fate", "code", "remove"),
+    ("got", "outcome", "code", "remove"),
     [
         (response(400, error_body("INVALID_ARGUMENT", "x", field_violation("message.token"))),
-         Fate.REFUSED, "INVALID_ARGUMENT", True),
+         SendOutcome.REFUSED, "INVALID_ARGUMENT", True),
         (response(400, error_body("INVALID_ARGUMENT", "The registration token is not a valid FCM registration token")),
-         Fate.REFUSED, "INVALID_ARGUMENT", True),
+         SendOutcome.REFUSED, "INVALID_ARGUMENT", True),
         (response(400, error_body("INVALID_ARGUMENT", "x", field_violation("message.data"))),
-         Fate.REFUSED, "INVALID_ARGUMENT", False),
+         SendOutcome.REFUSED, "INVALID_ARGUMENT", False),
         (response(400, {"message": "The registration token ...", "details": [field_violation("message.android.ttl")]}),
-         Fate.REFUSED, "INVALID_ARGUMENT", False),
-        (response(400, {"message": "Request contains an invalid argument."}), Fate.REFUSED, "INVALID_ARGUMENT", False),
-        (response(404, error_body("UNREGISTERED")), Fate.REFUSED, "UNREGISTERED", True),
-        (response(404, {"message": "no such project"}), Fate.REFUSED, "NOT_FOUND", False),
-        (response(403, {"message": "API not enabled"}), Fate.REFUSED, "PERMISSION_DENIED", False),
-        (response(401, {"message": "expired"}), Fate.AGAIN, "UNAUTHENTICATED", False),
-        (response(401, error_body("THIRD_PARTY_AUTH_ERROR")), Fate.REFUSED, "THIRD_PARTY_AUTH_ERROR", False),
-        (response(500, {"message": "oops"}), Fate.UNKNOWN, "UNEXPLAINED_5XX", False),
-        (response(503, {"status": "UNAVAILABLE"}), Fate.UNKNOWN, "UNEXPLAINED_5XX", False),
-        (response(302, None), Fate.REFUSED, "REFUSED", False),
-        (response(500, error_body("A_NEW_CODE")), Fate.UNKNOWN, "A_NEW_CODE", False),
-        (parse_response(200, {}, b"<html>", NOW), Fate.UNKNOWN, "FCM_ANSWER_UNREADABLE", False),
+         SendOutcome.REFUSED, "INVALID_ARGUMENT", False),
+        (response(400, {"message": "Request contains an invalid argument."}),
+         SendOutcome.REFUSED, "INVALID_ARGUMENT", False),
+        (response(404, error_body("UNREGISTERED")), SendOutcome.REFUSED, "UNREGISTERED", True),
+        (response(404, {"message": "no such project"}), SendOutcome.REFUSED, "NOT_FOUND", False),
+        (response(403, {"message": "API not enabled"}), SendOutcome.REFUSED, "PERMISSION_DENIED", False),
+        (response(401, {"message": "expired"}), SendOutcome.RETRY, "UNAUTHENTICATED", False),
+        (response(401, error_body("THIRD_PARTY_AUTH_ERROR")), SendOutcome.REFUSED, "THIRD_PARTY_AUTH_ERROR", False),
+        (response(500, {"message": "oops"}), SendOutcome.UNKNOWN, "UNEXPLAINED_5XX", False),
+        (response(503, {"status": "UNAVAILABLE"}), SendOutcome.UNKNOWN, "UNEXPLAINED_5XX", False),
+        (response(302, None), SendOutcome.REFUSED, "REFUSED", False),
+        (response(500, error_body("A_NEW_CODE")), SendOutcome.UNKNOWN, "A_NEW_CODE", False),
+        (parse_response(200, {}, b"<html>", NOW), SendOutcome.UNKNOWN, "FCM_RESPONSE_UNREADABLE", False),
     ],
 )  # fmt: skip
-def test_responses_are_mapped_to_a_fate(got: PushResult, fate: Fate, code: str, remove: bool) -> None:
-    assert (got.fate, got.code, got.token_is_dead) == (fate, code, remove)
+def test_responses_are_mapped_to_a_fate(got: PushResult, outcome: SendOutcome, code: str, remove: bool) -> None:
+    assert (got.outcome, got.code, got.token_is_dead) == (outcome, code, remove)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,12 @@ def test_responses_are_mapped_to_a_fate(got: PushResult, fate: Fate, code: str, 
     ],
 )
 def test_retry_after_follows_the_response(got: PushResult, after: float) -> None:
-    assert (got.fate, got.retry_after) == (Fate.AGAIN, after)
+    assert (got.outcome, got.retry_after) == (SendOutcome.RETRY, after)
 
 
 def test_the_message_id_is_the_last_part_of_the_name() -> None:
     got = parse_response(200, {}, b'{"name":"projects/p/messages/0:12%3"}', NOW)
-    assert (got.fate, got.id) == (Fate.ACCEPTED, "0:12%3")
+    assert (got.outcome, got.id) == (SendOutcome.ACCEPTED, "0:12%3")
 
 
 JSON = st.recursive(
@@ -93,7 +94,7 @@ JSON = st.recursive(
 @given(st.integers(200, 599), st.binary(max_size=20) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_response_is_parsed_and_only_200_is_accepted(status: int, body: bytes) -> None:
     got = parse_response(status, {}, body, NOW)
-    assert (got.fate is Fate.ACCEPTED) <= (status == 200)
+    assert (got.outcome is SendOutcome.ACCEPTED) <= (status == 200)
     assert not got.token_is_dead or status != 200
     if status >= 500 and b"FcmError" not in body:
-        assert got.fate is Fate.UNKNOWN
+        assert got.outcome is SendOutcome.UNKNOWN

@@ -14,7 +14,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.http2 import UNPROCESSED, Http2Connection, RequestFailure, Response
+from timebell.features.campaigns.push.http2 import UNPROCESSED, Http2Connection, RequestFailure, Response
 
 HEADERS = [
     (":method", "POST"),
@@ -257,7 +257,7 @@ def test_an_endless_response_is_cut_off() -> None:
         for _ in range(5):
             wire.server.send_data(1, b"x" * 16_000)
         wire.deliver_server_output()
-        assert [result.code for _, result in wire.ended] == ["FCM_ANSWER_UNREADABLE"]
+        assert [result.code for _, result in wire.ended] == ["FCM_RESPONSE_UNREADABLE"]
 
     body()
 

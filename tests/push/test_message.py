@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
-from timebell.targets.push.message import (
+from timebell.features.campaigns.push.message import (
     Content,
     EncodedContent,
     Message,
@@ -18,7 +18,7 @@ from timebell.targets.push.message import (
     check_content,
     check_recipient,
 )
-from timebell.testing.push_providers import NOW
+from timebell.features.campaigns.testing import NOW
 from timebell_fcm_emulator.rules import Fcm
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.pace import BURST_SECONDS, QUOTA_SHARE, Pace
+from timebell.features.campaigns.push.pace import BURST_SECONDS, QUOTA_SHARE, Pace
 
 STEPS = st.lists(
     st.tuples(st.floats(0, 30), st.integers(1, 2_000), st.none() | st.integers(0, 90)), min_size=1, max_size=40

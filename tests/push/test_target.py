@@ -14,17 +14,17 @@ from tests.engine.world import QUIET, World, engine, jobs, virtual
 from tests.push.deliveries import delivery
 from timebell import Retry, Timebell
 from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.features.campaigns.push.message import Message
+from timebell.features.campaigns.push.provider import OnResult, PushResult, SendOutcome
+from timebell.features.campaigns.push.target import PushTarget
 from timebell.model.job import Job
-from timebell.targets.push.message import Message
-from timebell.targets.push.provider import Fate, OnResult, PushResult
-from timebell.targets.push.target import PushTarget
 from timebell_fcm_emulator import FakeFcm
 
-OK = PushResult(Fate.ACCEPTED, id="0:1")
-DEAD = PushResult(Fate.REFUSED, code="UNREGISTERED", error="gone", token_is_dead=True)
-LATER = PushResult(Fate.AGAIN, code="UNAVAILABLE", error="later", retry_after=20.0)
-QUOTA = PushResult(Fate.AGAIN, code="QUOTA_EXCEEDED", error="slow down", retry_after=60.0, uncounted=True)
-LOST = PushResult(Fate.UNKNOWN, code="CONNECTION_LOST", error="connection lost")
+OK = PushResult(SendOutcome.ACCEPTED, id="0:1")
+DEAD = PushResult(SendOutcome.REFUSED, code="UNREGISTERED", error="gone", token_is_dead=True)
+LATER = PushResult(SendOutcome.RETRY, code="UNAVAILABLE", error="later", retry_after=20.0)
+QUOTA = PushResult(SendOutcome.RETRY, code="QUOTA_EXCEEDED", error="slow down", retry_after=60.0, uncounted=True)
+LOST = PushResult(SendOutcome.UNKNOWN, code="CONNECTION_LOST", error="connection lost")
 
 
 class ScriptedProvider:
@@ -89,9 +89,9 @@ async def test_a_push_records_the_result_of_every_token(world: World, caplog: py
     assert job.result["accepted"] == 2
     assert job.result["refused"] == 1
     assert job.result["targets"] == [
-        {"fate": "accepted", "id": "0:1"},
-        {"fate": "refused", "code": "UNREGISTERED", "remove": True},
-        {"fate": "accepted", "id": "0:1"},
+        {"outcome": "accepted", "id": "0:1"},
+        {"outcome": "refused", "code": "UNREGISTERED", "remove": True},
+        {"outcome": "accepted", "id": "0:1"},
     ]
     records = [record for record in caplog.records if getattr(record, "event", "") == "push.chunk"]
     assert [record.getMessage() for record in records] == [
@@ -197,7 +197,7 @@ def test_messages_in_flight_when_a_node_died_are_unknown(unknown: str, sent: lis
     async def body() -> None:
         provider = ScriptedProvider()
         target = PushTarget(lambda: provider, lambda: delivery().fired_at)
-        known = [{"fate": "accepted", "id": "1"}, None]
+        known = [{"outcome": "accepted", "id": "1"}, None]
         earlier: list[dict[str, Any]] = [
             {"attempt": 1, "code": "PUSH_INCOMPLETE", "progress": {"targets": known}},
             {"attempt": 2, "code": "LEASE_LOST"},
@@ -309,7 +309,7 @@ async def test_missing_credentials_name_the_setting(world: World) -> None:
 
 
 def test_a_missing_extra_names_the_package(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
-    from timebell.targets.push import google
+    from timebell.features.campaigns.push import google
 
     monkeypatch.setattr(google, "find_spec", lambda name: None)
     monkeypatch.setenv("TIMEBELL_FCM_CREDENTIALS", "{}")

@@ -104,7 +104,7 @@ WEEKS = 13  # across the clock changes of spring
 
 
 async def _forecast(app: Timebell) -> None:
-    site = server.HttpApp(app, [v1.routes], allow_local=True)
+    site = server.HttpApp(app, [v1.build_routes(app.features)], allow_local=True)
     transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as web:
         for week in range(WEEKS):

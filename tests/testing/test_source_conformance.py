@@ -15,10 +15,10 @@ from tests.engine.test_monday import monday as monday  # a fixture
 from tests.engine.test_sql_sources import Rows
 from tests.servers import Postgres
 from timebell import Timebell
-from timebell.testing.sources import Scene, SourceConformance
-from timebell.triggers import create_adapter
-from timebell.triggers.base import RowPage, SourceAdapter
-from timebell.triggers.sql_table import SqlTable
+from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources.base import RowPage, SourceAdapter
+from timebell.features.triggers.sources.sql_table import SqlTable
+from timebell.features.triggers.testing import Scene, SourceConformance
 
 
 class TestWebhook(SourceConformance):

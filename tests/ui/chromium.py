@@ -81,7 +81,9 @@ def serve_in_thread(database: str, fill: Fill = fill_store, *, run_engine: bool 
         app.settings = replace(
             app.settings, secret_key=SECRET, database_auto_upgrade=True, scheduler_lease=lease
         )  # fmt: skip
-        web = server.HttpApp(app, [health.router(app), v1.routes, site.routes], allow_local=True)
+        web = server.HttpApp(
+            app, [health.router(app), v1.build_routes(app.features), site.build_routes(app.features)], allow_local=True
+        )
         listening = server.bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         stopping = asyncio.Event()

@@ -42,7 +42,11 @@ def _server(url: str) -> Callable[..., Any]:
     ) -> AsyncIterator[Browser]:
         app = app or Timebell(url, clock=clock)
         app.settings = replace(app.settings, secret_key=SECRET)
-        web = server.HttpApp(app, [health.router(app), v1.routes, site.routes], allow_local=allow_local)
+        web = server.HttpApp(
+            app,
+            [health.router(app), v1.build_routes(app.features), site.build_routes(app.features)],
+            allow_local=allow_local,
+        )
         transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))
         async with httpx2.AsyncClient(transport=transport, base_url="https://127.0.0.1:8700") as client:
             try:

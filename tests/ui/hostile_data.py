@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from tests.api.web import NIGHTLY, Web
 from timebell import Arrived, Retry, Timebell
-from timebell.model.trigger import SOURCE_UNAUTHORIZED
+from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED
+from timebell.features.triggers.store import sources
 from timebell.recurrence.instants import format_instant
-from timebell.store.triggers import sources
 from timebell.targets.base import Delivery, Outcome
 
 from .browser import Browser

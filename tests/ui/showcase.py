@@ -13,17 +13,17 @@ from sqlalchemy import insert, update
 
 from tests.api.web import Web
 from timebell import Timebell
+from timebell.features.campaigns.store.tables import campaigns, chunks
+from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED
+from timebell.features.triggers.store import sources
 from timebell.ids import new_id
 from timebell.model.billing_months import billing_month
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.routes import Routes
-from timebell.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.store import schema
-from timebell.store.campaigns.tables import campaigns, chunks
 from timebell.store.cluster import nodes, operations
+from timebell.store.schema import months
 from timebell.store.transaction import Transaction
-from timebell.store.triggers import sources
-from timebell.store.triggers.tables import months
 
 from .browser import Browser
 

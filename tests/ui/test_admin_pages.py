@@ -10,13 +10,14 @@ from typing import Any
 from sqlalchemy import event, insert
 
 from tests.api.web import NIGHTLY
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.billing_months import billing_month, month_start
 from timebell.model.routes import Routes
 from timebell.store.audit import overview
 from timebell.store.cluster import nodes
+from timebell.store.schema import months
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import months
 
 from .browser import Browser
 from .test_job_pages import finished_job, insert_finished
@@ -129,7 +130,7 @@ async def test_counts_of_the_last_hour_use_the_time_index(serve: Serve) -> None:
         def explain_queries(tx: Transaction) -> list[list[str]]:
             connection = tx.connection  # type: ignore[attr-defined]
             event.listen(connection, "before_cursor_execute", lambda *args: statements.append((args[2], args[3])))
-            overview.get_status(tx, "default", now, 60.0)
+            overview.get_status(tx, "default", now, 60.0, FEATURES)
             overview.count_outcomes(tx, "default", now - timedelta(hours=1), now)
             counts, explain = [each for each in statements if unindexed.search(each[0])], "EXPLAIN QUERY PLAN"
             if tx.dialect.name.startswith("postgresql"):

@@ -69,3 +69,5 @@ def test_wheel_and_sdist_contain_the_assets_and_the_sdist_builds_without_npm(tmp
         names = zipfile.ZipFile(wheel).namelist()
         assert {f"{VENDOR}/{name}" for name in hatch_build.FILES} <= set(names)
         assert "timebell/dashboard/templates/overview.html" in names
+        assert "timebell/features/campaigns/pages/templates/campaigns.html" in names
+        assert "timebell/features/campaigns/pages/templates/campaigns.html" in names

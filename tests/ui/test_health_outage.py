@@ -16,13 +16,14 @@ from sqlalchemy import text
 from timebell import Timebell, errors
 from timebell.api import health, server
 from timebell.dashboard import rendering, site
+from timebell.features import FEATURES
 from timebell.formatting import format_milliseconds, format_relative, to_local
 
 
 @asynccontextmanager
 async def serve(app: Timebell) -> AsyncIterator[httpx2.AsyncClient]:
     """Serve probes and pages of an app; yield a client."""
-    web = server.HttpApp(app, [health.router(app), site.routes], allow_local=True)
+    web = server.HttpApp(app, [health.router(app), site.build_routes(app.features)], allow_local=True)
     transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
         yield client
@@ -79,9 +80,9 @@ def test_probes_and_pages_report_an_outage(store_url: str, monkeypatch: pytest.M
     assert 'role="alert"' in body
     assert "The database does not answer" in body
     assert "secret-host" not in body
-    for fact in ("databaseTime", "clockOffsetSeconds", "tzdata", "node", "version", "largestLagSeconds", "healing"):
+    for fact in ("databaseTime", "clockOffsetSeconds", "tzdata", "node", "version", "largestLagSeconds", "repair"):
         assert f'"{fact}"' in responses["verbose"][1]
-    assert '"healing":{"scanned":0,"healed":0,"skipped":0}' in responses["verbose"][1]
+    assert '"repair":{"scanned":0,"healed":0,"skipped":0}' in responses["verbose"][1]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_lags_and_local_times_are_formatted() -> None:
 def test_templates_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later processes reuse the compiled templates; without a writable folder they compile again."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    first, second, third = (rendering.template_environment.__wrapped__() for _ in range(3))
+    first, second, third = (rendering.template_environment.__wrapped__(FEATURES) for _ in range(3))
     for environment, folder in ((first, tmp_path), (second, tmp_path), (third, tmp_path / "none")):
         environment.bytecode_cache.directory = str(folder)
     first.get_template("frame.html")

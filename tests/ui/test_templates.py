@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from timebell.dashboard.rendering import PACKAGE_DIR, template_environment
+from timebell.features import FEATURES
 
-TEMPLATES = PACKAGE_DIR / "templates"
+TEMPLATES = PACKAGE_DIR.parent
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.html")), ids=lambda path: str(path.relative_to(TEMPLATES)))
@@ -21,5 +22,5 @@ def test_template_lines_are_indented_by_two_spaces(path: Path) -> None:
 
 
 def test_rendered_pages_contain_no_indentation_of_templates() -> None:
-    template = template_environment().from_string("<ul>\n  <li>\n    {{ text }}\n  </li>\n</ul>")
+    template = template_environment(FEATURES).from_string("<ul>\n  <li>\n    {{ text }}\n  </li>\n</ul>")
     assert template.render(text="  kept") == "<ul>\n<li>\n  kept\n</li>\n</ul>"

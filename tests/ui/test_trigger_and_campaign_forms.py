@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from timebell.dashboard.trigger_form import parse_conditions
 from timebell.errors import StoreError
+from timebell.features.triggers.pages.form import parse_conditions
 
 from .browser import Browser
 

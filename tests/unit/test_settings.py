@@ -60,7 +60,7 @@ def test_file_suffix_reads_the_value_from_a_file(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TIMEBELL_WEBHOOK_SIGNING_SECRET_FILE", str(secret))
     assert settings.load().webhook_signing_secret == "whsec_from_a_file"
     monkeypatch.setenv("TIMEBELL_WEBHOOK_SIGNING_SECRET", "whsec_too")
-    assert "whsec_too" not in str(refused("SETTING_TWICE"))
+    assert "whsec_too" not in str(refused("DUPLICATE_SETTING"))
     monkeypatch.delenv("TIMEBELL_WEBHOOK_SIGNING_SECRET")
     monkeypatch.setenv("TIMEBELL_WEBHOOK_SIGNING_SECRET_FILE", str(tmp_path / "none"))
     refused("CONFIG_UNREADABLE")

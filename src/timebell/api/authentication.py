@@ -118,7 +118,7 @@ class Authenticator:
         requested = request.headers.get(TENANT_HEADER) or request.query_params.get("tenant")
         if requested and own is not None and requested != own:
             raise Refused(
-                f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_NOT_YOURS",
+                f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_FORBIDDEN",
                 fix="Omit the tenant: the key determines it.",
             )  # fmt: skip
         tenant_id = own or check_text(requested or "default", "tenant_id")
@@ -209,7 +209,7 @@ class Authenticator:
             raise LimitReached(
                 f"The tenant {tenant_id} has {max_streams} open streams on this node.", retry_after=5.0,
                 fix="Close some streams.",
-                limit={"name": "streams", "most": max_streams},
+                limit={"name": "streams", "max": max_streams},
             )  # fmt: skip
         self._open_streams[tenant_id] += 1
         try:
@@ -259,7 +259,7 @@ class Authenticator:
                 f"The tenant {caller.tenant_id} is limited to {rate} requests per second.",
                 retry_after=1.0,
                 fix="Send requests more slowly.",
-                limit={"name": "requestsPerSecond", "most": rate},
+                limit={"name": "requestsPerSecond", "max": rate},
             )
         return {"RateLimit-Policy": f'"default";q={rate};w=1', "RateLimit": f'"default";r={int(bucket.tokens)};t=1'}
 

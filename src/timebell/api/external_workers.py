@@ -18,9 +18,9 @@ from timebell.api.route import ApiRoute, Context, change_route, not_found, read_
 from timebell.api.schemas import Id, Instant, Json, RequestBody, ResponseBody, format_utc, json_response
 from timebell.client.validation import parse_uuid
 from timebell.engine.node import DEFAULT_RETRY, DEFAULT_SCHEDULE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS
-from timebell.engine.runner import finalize_completion
 from timebell.errors import Conflict, Refused
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, Job, JobState
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry
@@ -120,7 +120,7 @@ async def _find_dispatched(ctx: Context, id_: str, token: str) -> tuple[external
 async def _find_attempt(ctx: Context, id_: str, token: str, outcome: JobState) -> tuple[Job, Attempt | None]:
     """Return the job and the attempt of a token; the attempt is None if the same outcome was already reported.
 
-    Raises NotFound, Refused (INVALID_TOKEN), Conflict (ATTEMPT_OVER).
+    Raises NotFound, Refused (INVALID_TOKEN), Conflict (ATTEMPT_ENDED).
     """
     (job, attempt, _), number = await _find_dispatched(ctx, id_, token)
     ctx.subject, ctx.before = job.id, render_job(job)
@@ -144,6 +144,6 @@ async def _write_completion(ctx: Context, attempt: Attempt, completion: Completi
 
 def _attempt_over(job: Job, number: int) -> Conflict:
     return Conflict(
-        f"Attempt {number} of job {job.id} has already ended or timed out.", code="ATTEMPT_OVER",
+        f"Attempt {number} of job {job.id} has already ended or timed out.", code="ATTEMPT_ENDED",
         existing=job.id, fix="Stop working on it. Its effects may have to be undone.",
     )  # fmt: skip

@@ -34,7 +34,7 @@ class Minute(ResponseBody):
     at: Instant
     schedules: Annotated[int, Field(description="Future occurrences of schedules.")]
     jobs: Annotated[int, Field(description="Jobs that already exist.")]
-    herd: Annotated[
+    peak: Annotated[
         bool,
         Field(description=f"Peak: at least {MIN_PEAK_SIZE}, and {PEAK_FACTOR} times the average minute of the range."),
     ]
@@ -119,7 +119,7 @@ def _render_minutes(
         is_peak = occurrences[at] + jobs.get(at, 0) >= peak_size
         names = [name for name, _ in names_by_minute.get(at, Counter()).most_common(MAX_PEAK_NAMES)] if is_peak else []
         rendered.append({
-            "at": format_utc(at), "schedules": occurrences[at], "jobs": jobs.get(at, 0), "herd": is_peak,
+            "at": format_utc(at), "schedules": occurrences[at], "jobs": jobs.get(at, 0), "peak": is_peak,
             "names": names,
         })  # fmt: skip
     return rendered

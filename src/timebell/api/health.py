@@ -129,14 +129,14 @@ def _verbose_details(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "status": "ready",
         "version": package_version(),
         "node": app.settings.node_name,
-        "store": app.store.dialect.name.partition(" ")[0],
+        "store": app.store.dialect.name,
         "schema": HEAD,
         "tzdata": tzdata_version(),
         "databaseTime": database_time.isoformat().replace("+00:00", "Z"),
         "clockOffsetSeconds": round(app.clock.offset, 6),
         "largestLagSeconds": round(counters.lag_max, 6) if counters is not None else None,
-        "healing": _render_repair(service.repair_report) if service is not None else None,
-        "listening": service.node.receives_notifications if service is not None else False,
+        "repair": _render_repair(service.repair_report) if service is not None else None,
+        "receivesNotifications": service.node.receives_notifications if service is not None else False,
         "audit": _render_audit(service),
     }
 

@@ -77,12 +77,12 @@ class JobsCancelIn(RequestBody):
 
 
 def resolve_tenant(ctx: Context, requested: object) -> str:
-    """Return the tenant that a request specifies in addition to its key. Raises Refused (TENANT_NOT_YOURS)."""
+    """Return the tenant that a request specifies in addition to its key. Raises Refused (TENANT_FORBIDDEN)."""
     if requested is None or requested == ctx.tenant_id:
         return ctx.tenant_id
     if not ctx.caller.is_platform or not isinstance(requested, str):
         raise Refused(
-            f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_NOT_YOURS",
+            f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_FORBIDDEN",
             fix="Omit tenantId: the key determines it.",
         )  # fmt: skip
     return requested

@@ -140,7 +140,7 @@ def visible_tenant(ctx: Context) -> str | None:
 
 
 def restrict_to_caller(requested: Key, caller: Caller) -> Key:
-    """Return the requested key with the caller's restrictions as defaults. Raises Refused (KEY_TOO_STRONG)."""
+    """Return the requested key with the caller's restrictions as defaults. Raises Refused (KEY_EXCEEDS_CALLER)."""
     if not caller.role.covers(requested.role):
         raise _too_strong(f"the role {requested.role}, but yours is {caller.role}")
     own = caller.key
@@ -189,6 +189,6 @@ def _is_inside(network: str, allowed: tuple[str, ...]) -> bool:
 
 def _too_strong(excess: str) -> Refused:
     return Refused(
-        f"The new key would have {excess}: a key cannot create a key with more permissions.", code="KEY_TOO_STRONG",
+        f"The new key would have {excess}: a key cannot create a key with more permissions.", code="KEY_EXCEEDS_CALLER",
         fix="Request fewer permissions, or use a key with more.",
     )  # fmt: skip

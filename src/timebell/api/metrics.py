@@ -10,13 +10,13 @@ import asyncio
 import logging
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import choose_encoder
 
 from timebell.api.problems import problem_response
 from timebell.app import Timebell
 from timebell.clock import system_now
 from timebell.engine.service import Service
 from timebell.errors import StoreError
-from timebell.observe.exposition import render
 from timebell.observe.metrics import NodeFacts, Snapshot
 from timebell.observe.watchdog import OVERDUE_GRACE_SECONDS
 from timebell.recurrence import tzdata_version
@@ -26,6 +26,7 @@ from timebell.store.cluster import gauges
 log = logging.getLogger("timebell.metrics")
 
 CACHE_SECONDS = 5.0  # lifetime of the gauges, so that frequent scrapes do not load the database
+OPENMETRICS = "application/openmetrics-text"  # without a version: an unknown one would choose another format
 STORE_TIMEOUT_SECONDS = 3.0  # for the database query; on timeout the gauges are omitted
 
 
@@ -51,7 +52,7 @@ class GaugeReader:
         try:
             async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
                 return await app.store.run_autocommit(
-                    gauges.read_gauges, app.clock.now(), OVERDUE_GRACE_SECONDS, per_schedule=labeled
+                    gauges.read_gauges, app.clock.now(), OVERDUE_GRACE_SECONDS, app.features, per_schedule=labeled
                 )
         except (StoreError, TimeoutError) as error:
             log.warning("could not read gauges from the database: %s", error or "timeout")
@@ -70,10 +71,15 @@ def router(app: Timebell) -> APIRouter:
                 503, "ENGINE_NOT_RUNNING", "The engine is starting or draining.", {"Retry-After": "1"}
             )
         snapshot = Snapshot(
-            service.node.counters, _node_facts(app, service), await reader.read(), app.settings.metrics_schedule_label
+            service.node.counters,
+            _node_facts(app, service),
+            await reader.read(),
+            app.settings.metrics_schedule_label,
+            app.features,
         )
-        text, media_type = render(snapshot.collect(), request.headers.get("accept", ""))
-        return Response(text, media_type=media_type)
+        encode, media_type = choose_encoder(OPENMETRICS if OPENMETRICS in request.headers.get("accept", "") else "")
+        # In a thread: encoding thousands of series would delay the engine in this event loop.
+        return Response(await asyncio.to_thread(encode, snapshot), media_type=media_type)
 
     return routes
 

@@ -24,7 +24,7 @@ class HandledRoutes(ResponseBody):
 
     exact: list[str]
     prefixes: list[str]
-    everything: bool
+    all_topics: bool
 
 
 class NodeOut(ResponseBody):
@@ -38,7 +38,7 @@ class NodeOut(ResponseBody):
         HandledRoutes | None, Field(description="Handled topics and targets; null unless the key is a platform key.")
     ]
     started_at: Instant
-    seen_at: Instant
+    last_heartbeat_at: Instant
     alive: Annotated[bool, Field(description="Whether its last heartbeat is within the lease time.")]
     leader: bool
     draining: bool
@@ -117,12 +117,10 @@ async def drain_node(id: Id, ctx: Context) -> Response:
 
 
 def _render_node(ctx: Context, node: Node, lease: Lease) -> dict[str, Any]:
-    handled = node.routes.sql_params() if ctx.caller.is_platform else None
-    if handled is not None:
-        handled = {**handled, "exact": sorted(handled["exact"]), "prefixes": sorted(handled["prefixes"])}
+    handled = node.routes.to_json() if ctx.caller.is_platform else None
     return {
         "id": node.id, "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": handled,
-        "startedAt": format_utc(node.started_at), "seenAt": format_utc(node.seen_at),
+        "startedAt": format_utc(node.started_at), "lastHeartbeatAt": format_utc(node.seen_at),
         "alive": ctx.now - node.seen_at <= timedelta(seconds=ctx.app.settings.scheduler_lease),
         "leader": node.id == lease.holder, "draining": node.draining, "slots": node.slots, "running": node.running,
         "clockAheadMs": node.clock_ahead,

@@ -42,7 +42,7 @@ POINTERS = {
     "INVALID_CRON": "/cronExpression", "INVALID_RRULE": "/rrule", "INVALID_INTERVAL": "/interval",
     "INVALID_DATES": "/dates", "INVALID_TIMEZONE": "/timezone", "TIMEZONE_MISSING": "/timezone",
     "INVALID_RUN_AT": "/runAt", "RUN_AT_WITHOUT_TIMEZONE": "/timezone", "PAYLOAD_TOO_LARGE": "/payload",
-    "INVALID_RETRY": "/retry", "TARGET_UNKNOWN": "/target", "INVALID_TARGET_OPTIONS": "/target",
+    "INVALID_RETRY": "/retry", "UNKNOWN_TARGET_KIND": "/target", "INVALID_TARGET_OPTIONS": "/target",
     "INVALID_URL": "/target/url", "INVALID_LABELS": "/labels", "INVALID_KEY": "/key", "INVALID_QUEUE": "/queue",
     "INVALID_CALENDAR": "/calendar", "CALENDAR_NOT_FOUND": "/calendar", "NAME_MISSING": "/name",
     "TOPIC_MISSING": "/topic", "INVALID_TOPIC": "/topic", "INVALID_CURSOR": "query cursor",

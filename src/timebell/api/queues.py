@@ -42,7 +42,7 @@ class QueuePage(ResponseBody):
     items: list[QueueOut]
     next_cursor: None = None
     exact: bool
-    everything: GlobalPause
+    global_pause: GlobalPause
 
 
 class GlobalPause(ResponseBody):
@@ -95,8 +95,9 @@ async def _queue_response(ctx: Context, name: str) -> Response:
 async def list_queues(ctx: Context) -> Response:
     """List queues that have a limit, a pause, or live jobs of the caller's tenant."""
     queues, exact = await _load_queues(ctx)
-    everything = _render_global_pause(queues)
-    return json_response({"items": list(queues.values()), "nextCursor": None, "exact": exact, "everything": everything})
+    global_pause = _render_global_pause(queues)
+    page = {"items": list(queues.values()), "nextCursor": None, "exact": exact, "globalPause": global_pause}
+    return json_response(page)
 
 
 @routes.put("/queues/{name}", response_model=QueueOut, **change_route("queue.put", Role.PLATFORM))
@@ -121,7 +122,7 @@ async def resume_queue(name: Id, ctx: Context) -> Response:
     return await _queue_response(ctx, name)
 
 
-@routes.post("/pause-all", response_model=GlobalPause, **change_route("everything.pause", Role.PLATFORM))
+@routes.post("/pause-all", response_model=GlobalPause, **change_route("global_pause.pause", Role.PLATFORM))
 async def pause_all(ctx: Context, body: PauseIn | None = None) -> Response:
     """Stop all firing on every node: nothing is planned or started. Running jobs continue."""
     ctx.subject, ctx.before = rows.ALL_QUEUES, _render_global_pause((await _load_queues(ctx))[0])
@@ -129,7 +130,7 @@ async def pause_all(ctx: Context, body: PauseIn | None = None) -> Response:
     return json_response(_render_global_pause((await _load_queues(ctx))[0]))
 
 
-@routes.post("/resume-all", response_model=GlobalPause, **change_route("everything.resume", Role.PLATFORM))
+@routes.post("/resume-all", response_model=GlobalPause, **change_route("global_pause.resume", Role.PLATFORM))
 async def resume_all(ctx: Context) -> Response:
     """Resume firing. Occurrences that became due in the meantime are handled as after an outage."""
     ctx.subject, ctx.before = rows.ALL_QUEUES, _render_global_pause((await _load_queues(ctx))[0])

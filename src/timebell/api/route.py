@@ -21,7 +21,6 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from timebell.api import inbound_webhook_authentication
 from timebell.api.authentication import Authenticator, Caller
 from timebell.app import Timebell
 from timebell.errors import InvalidInput, NotFound, Refused
@@ -54,14 +53,12 @@ def read_route(role: Role = Role.VIEWER) -> dict[str, Any]:
     return {"openapi_extra": {"x-role": role.value}}
 
 
-def change_route(action: str, role: Role, *, streams: bool = False, signed: bool = False) -> dict[str, Any]:
+def change_route(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]:
     """Declare a route that changes data, and the role it requires.
 
     `action` is its name in the audit log. With `streams` the route reads its body and opens its transactions itself.
-    With `signed` it also accepts webhooks that are authenticated by a signature or URL token instead of an API key.
     """
-    flags = {name: True for name, is_set in (("x-streams", streams), ("x-signed", signed)) if is_set}
-    return {"openapi_extra": {"x-role": role.value, "x-action": action, **flags}}
+    return {"openapi_extra": {"x-role": role.value, "x-action": action, **({"x-streams": True} if streams else {})}}
 
 
 @dataclass(slots=True)
@@ -122,11 +119,7 @@ class ApiRoute(APIRoute):
             authenticator: Authenticator = request.app.state.authenticator
             app = authenticator.app
             await app.open()
-            caller = await (
-                inbound_webhook_authentication.authenticate(request, authenticator)
-                if extra.get("x-signed")
-                else authenticator.authenticate(request)
-            )
+            caller = await self.authenticate(request, authenticator)
             require(caller.role, role)
             if caller.key is not None and not caller.key.permits(scope):
                 raise Refused(
@@ -144,6 +137,10 @@ class ApiRoute(APIRoute):
             return await _execute_change(request, context, action, inner)
 
         return handle
+
+    async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
+        """Return the caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
+        return await authenticator.authenticate(request)
 
 
 async def _execute_change(

@@ -105,7 +105,9 @@ def parse_schedule(body: ScheduleIn, default_timezone: str | None) -> tuple[str,
     for alias, name in FIELD_ALIASES.items():
         if alias in fields:
             if name in fields:
-                raise InvalidInput(f"{_to_camel(alias)} is an alias of {name}; specify only one.", code="FIELD_TWICE")
+                raise InvalidInput(
+                    f"{_to_camel(alias)} is an alias of {name}; specify only one.", code="DUPLICATE_FIELD"
+                )
             fields[name] = fields.pop(alias)
     if "topic" not in fields:
         raise InvalidInput("A schedule requires a topic.", code="TOPIC_MISSING", fix="Specify topic (or jobType).")

@@ -36,7 +36,7 @@ from timebell.api.schemas import (
     parse_timestamp,
 )
 from timebell.client.validation import parse_uuid
-from timebell.engine.runner import UPCOMING_COUNT
+from timebell.engine.delivery import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
 from timebell.model.schedule import Schedule
@@ -94,8 +94,8 @@ class BackfillOut(ResponseBody):
 
     dry_run: bool
     instants: list[Instant]
-    made: int
-    kept: Annotated[int, Field(description="Occurrences that have already run and are not repeated.")]
+    created: int
+    already_run: Annotated[int, Field(description="Occurrences that have already run and are not repeated.")]
 
 
 class ScheduleDeleted(ResponseBody):
@@ -409,7 +409,7 @@ async def backfill_schedule(id: Id, body: BackfillIn, ctx: Context) -> Response:
     )  # fmt: skip
     return json_response({
         "dryRun": body.dry_run, "instants": [format_utc(at) for at in result.instants],
-        "made": 0 if body.dry_run else len(result.instants), "kept": result.already_run,
+        "created": 0 if body.dry_run else len(result.instants), "alreadyRun": result.already_run,
     })  # fmt: skip
 
 

@@ -89,7 +89,7 @@ class HttpApp:
 
         if scope["type"] == "http" and len(scope["headers"]) > MAX_HEADERS:
             refused = problem_response(
-                431, "HEADERS_TOO_MANY", f"The request has more than {MAX_HEADERS} headers.",
+                431, "TOO_MANY_HEADERS", f"The request has more than {MAX_HEADERS} headers.",
                 requestId=response_headers["Request-Id"],
             )  # fmt: skip
             await refused(scope, receive, with_headers)

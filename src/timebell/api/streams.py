@@ -1,4 +1,4 @@
-"""Streaming responses with server-sent events, limited per tenant."""
+"""Streaming responses with server-sent events, limited per tenant: one class over Starlette's, so no SSE library."""
 
 from __future__ import annotations
 

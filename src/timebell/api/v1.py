@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import orjson
@@ -11,20 +12,15 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
 
 from timebell.api import (
-    audiences,
     audit,
     audit_log,
     backlogs,
     bulk,
     calendars,
-    campaigns,
-    connections,
     dead_letters,
-    devices,
     events,
     external_workers,
     forecast,
-    inbound_webhooks,
     jobs,
     keys,
     nodes,
@@ -32,35 +28,23 @@ from timebell.api import (
     queues,
     schedules,
     secrets,
-    sources,
     targets,
     tenants,
-    triggers,
 )
 from timebell.api.route import API_PREFIX, ApiRoute
 from timebell.api.schemas import PROBLEM_RESPONSES, Problem, json_response
+from timebell.feature import Feature
+from timebell.features import FEATURES
 
 API_MODULES = (  # the most requested first, because routes are matched in this order
     bulk, jobs, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, tenants, nodes,
-    audit_log,
-    calendars, forecast, events, targets, secrets,
-    connections, sources, inbound_webhooks, triggers, devices, audiences, campaigns,
+    audit_log, calendars, forecast, events, targets, secrets,
 )  # fmt: skip
 COPIED_ATTRIBUTES = (
     "methods", "name", "description", "tags", "status_code", "response_model", "response_class", "responses",
     "include_in_schema", "openapi_extra",
 )  # fmt: skip
 """Attributes of a module's route that are copied to the combined router."""
-routes = APIRouter(prefix=API_PREFIX, responses=PROBLEM_RESPONSES)
-for module in API_MODULES:
-    assert module.routes.route_class is ApiRoute
-    for route in module.routes.routes:
-        # Copy the routes instead of include_router(): included routers are matched once per level and rebuilt for each
-        # application.
-        assert isinstance(route, APIRoute)
-        attributes: dict[str, Any] = {name: getattr(route, name) for name in COPIED_ATTRIBUTES}
-        routes.add_api_route(route.path, route.endpoint, route_class_override=ApiRoute, **attributes)
-
 DESCRIPTION = """Durable job scheduler: runs jobs exactly when they are due, once, in the right time zone.
 
 Every error is an RFC 9457 problem with a stable `code`. Listings are paged with `cursor`. A POST request with an
@@ -69,10 +53,31 @@ Every error is an RFC 9457 problem with a stable `code`. Listings are paged with
 
 
 @cache
-def build_openapi() -> dict[str, Any]:
+def build_routes(features: tuple[Feature, ...]) -> APIRouter:
+    """Return the routes of the API with those of the features, and of its OpenAPI document."""
+    combined = APIRouter(prefix=API_PREFIX, responses=PROBLEM_RESPONSES)
+    of_features = [router for each in features if each.routes for router in import_module(each.routes).ROUTES]
+    for router in (*(module.routes for module in API_MODULES), *of_features):
+        for route in router.routes:
+            # Copy the routes instead of include_router(): included routers are matched once per level and rebuilt for
+            # each application.
+            assert isinstance(route, ApiRoute)
+            attributes: dict[str, Any] = {name: getattr(route, name) for name in COPIED_ATTRIBUTES}
+            combined.add_api_route(route.path, route.endpoint, route_class_override=type(route), **attributes)
+
+    @combined.get("/openapi.json", include_in_schema=False)
+    async def get_openapi_document() -> Response:
+        """Return the OpenAPI document. It contains nothing about this installation, so it requires no key."""
+        return json_response(build_openapi(features))
+
+    return combined
+
+
+@cache
+def build_openapi(features: tuple[Feature, ...] = FEATURES) -> dict[str, Any]:
     """Build the OpenAPI document of the API."""
     web = FastAPI(title="Timebell", version="1", description=DESCRIPTION, generate_unique_id_function=_operation_id)
-    web.include_router(routes)
+    web.include_router(build_routes(features))
     document = web.openapi()
     document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
     for name in ("HTTPValidationError", "ValidationError"):
@@ -93,12 +98,6 @@ def _operation_id(route: APIRoute) -> str:
 def render_openapi() -> bytes:
     """Render the OpenAPI document as readable, sorted JSON; `make openapi` and the documentation site write it."""
     return orjson.dumps(build_openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
-
-
-@routes.get("/openapi.json", include_in_schema=False)
-async def get_openapi_document() -> Response:
-    """Return the OpenAPI document. It contains nothing about this installation, so it requires no key."""
-    return json_response(build_openapi())
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def list_users(database: str | None, output_format: str | None) -> None:
 def set_password(name: str, database: str | None) -> None:
     """Change a password and end all sessions of the user.
 
-    Raises NotFound (USER_NOT_FOUND), InvalidInput (PASSWORD_UNFIT).
+    Raises NotFound (USER_NOT_FOUND), InvalidInput (INVALID_PASSWORD).
     """
     password = passwords.hash_password(_read_password())
     _change_user(name, database, "user.password", lambda tx, user: rows.set_password(tx, user.id, password))
@@ -93,7 +93,7 @@ def _change_user(name: str, database: str | None, action: str, change: Callable[
 def _read_password() -> str:
     """Read a new password: twice on a terminal, else the first line of stdin.
 
-    Raises InvalidInput (PASSWORD_UNFIT, PASSWORDS_DIFFER).
+    Raises InvalidInput (INVALID_PASSWORD, PASSWORDS_DIFFER).
     """
     if not sys.stdin.isatty():
         return passwords.check_length(sys.stdin.readline().rstrip("\r\n"))

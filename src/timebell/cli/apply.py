@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from timebell.cli import click_signatures
+import click
+
 from timebell.cli.output import DIFFERENT, FAILED, print_data, print_message
 
 if TYPE_CHECKING:
@@ -35,20 +36,19 @@ class Plan:
         return bool(self.targets or self.create or self.change or self.delete)
 
 
-def apply_(
-    file: Annotated[
-        Path, click_signatures.Option("--file", "-f", help="YAML or JSON file, or a folder of such files; - for stdin.")
-    ],
-    diff: Annotated[
-        bool, click_signatures.Option("--diff", help="Only show the differences; exit 7 if there are any.")
-    ] = False,
-    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only show the planned changes.")] = False,
-    prune: Annotated[
-        bool,
-        click_signatures.Option("--prune", help="Delete schedules that are in no file; keep those defined in code."),
-    ] = False,
-    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Delete without confirmation.")] = False,
-) -> None:
+@click.command("apply")
+@click.option(
+    "--file",
+    "-f",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="YAML or JSON file, or a folder of such files; - for stdin.",
+)
+@click.option("--diff", is_flag=True, help="Only show the differences; exit 7 if there are any.")
+@click.option("--dry-run", is_flag=True, help="Only show the planned changes.")
+@click.option("--prune", is_flag=True, help="Delete schedules that are in no file; keep those defined in code.")
+@click.option("--yes", "-y", is_flag=True, help="Delete without confirmation.")
+def apply_(file: Path, diff: bool, dry_run: bool, prune: bool, yes: bool) -> None:
     """Create and update schedules and targets from files. Every schedule is validated before the first write."""
     from timebell.cli.inputs import confirm
     from timebell.cli.schedule import server_client
@@ -62,9 +62,9 @@ def apply_(
     counts = f"{changed} to change, {created} to create, {len(plan.delete)} to delete"
     if diff or dry_run:
         print_message(f"{counts}. Nothing changed ({'--diff' if diff else '--dry-run'}).")
-        raise click_signatures.Exit(DIFFERENT if diff and plan else 0)
+        raise click.exceptions.Exit(DIFFERENT if diff and plan else 0)
     if plan.delete and not confirm(f"Delete {', '.join(current['name'] for current in plan.delete)}?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     for body, _ in plan.targets:
         written = remote.request(
             "PUT", f"/targets/{_quote_segment(body['name'])}", {"kind": body["type"], "options": body["options"]}
@@ -82,12 +82,10 @@ def apply_(
     print_message(f"{changed} changed, {created} created, {len(plan.delete)} deleted, {plan.unchanged} unchanged.")
 
 
-def export(
-    label: Annotated[
-        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Only schedules with this label.")
-    ] = None,
-    topic: Annotated[str | None, click_signatures.Option(help="Only schedules of this topic.")] = None,
-) -> None:
+@click.command("export")
+@click.option("--label", multiple=True, metavar="NAME=VALUE", help="Only schedules with this label.")
+@click.option("--topic", help="Only schedules of this topic.")
+def export(label: tuple[str, ...], topic: str | None) -> None:
     """Print targets and schedules in the format of apply, without schedules defined in code.
 
     Targets are omitted if --label or --topic is set. Secrets are never printed.
@@ -119,7 +117,7 @@ def documents(path: Path, kinds: Sequence[str] = DOCUMENT_KINDS) -> Iterator[tup
     for each in files:
         for kind, body in _parse_file(each, kinds):
             if kind in DOCUMENT_KINDS and (other := seen.setdefault((kind, body["name"]), each)) != each:
-                raise InvalidInput(f"{body['name']} is defined in both {other} and {each}.", code="SCHEDULE_TWICE")
+                raise InvalidInput(f"{body['name']} is defined in both {other} and {each}.", code="DUPLICATE_SCHEDULE")
             yield kind, body
 
 
@@ -138,7 +136,7 @@ def _parse_file(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[st
         kind = body.pop("kind", "Schedule") if isinstance(body, dict) else None
         if kind not in kinds:
             raise InvalidInput(
-                f"{where} has unknown kind {kind!r:.40}.", code="KIND_UNKNOWN", fix=f"Use {', '.join(kinds)}."
+                f"{where} has unknown kind {kind!r:.40}.", code="UNKNOWN_KIND", fix=f"Use {', '.join(kinds)}."
             )
         if kind in DOCUMENT_KINDS and not isinstance(body.get("name"), str):
             raise InvalidInput(

@@ -36,7 +36,9 @@ def backup(file: Path, database: str | None, output_format: str | None) -> int:
     if source is None:
         name, dump, _ = _native_commands(chosen.database_url, file)
         raise Refused(
-            f"{name} has its own backup tools, which work while nodes run.", code="BACKUP_ELSEWHERE", fix=f"Run: {dump}"
+            f"{name} has its own backup tools, which work while nodes run.",
+            code="USE_DATABASE_BACKUP_TOOLS",
+            fix=f"Run: {dump}",
         )
     if is_missing(chosen.database_url):
         raise NotFound(
@@ -61,7 +63,7 @@ def restore(file: Path | None, database: str | None, output_format: str | None, 
     if target is None and file is not None:
         name, _, restore_command = _native_commands(chosen.database_url, file)
         raise Refused(
-            f"{name} is restored with its own tools, while no node runs.", code="BACKUP_ELSEWHERE",
+            f"{name} is restored with its own tools, while no node runs.", code="USE_DATABASE_BACKUP_TOOLS",
             fix=f"Run: {restore_command} and then: timebell restore",
         )  # fmt: skip
     if file is not None and target is not None:
@@ -83,7 +85,7 @@ def restore(file: Path | None, database: str | None, output_format: str | None, 
         f"On hold until they are released: {held.due:,} due jobs, {held.running:,} jobs that were running at the time"
         f" of the backup, and {held.occurrences:,} occurrences of {held.schedules:,} schedules."
     )
-    print_message("Next, start a node. List them with timebell release; then use --release or --discard.")
+    print_message("Next, start a node. List the held jobs: timebell release. Run them: timebell release --all.")
     return OK
 
 

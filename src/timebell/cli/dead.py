@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
-from timebell.cli.output import Format
-from timebell.cli.schedule import Output, Yes, server_client
+import click
 
-dead = click_signatures.Group("Dead letters: jobs that failed permanently.")
-Topic = Annotated[str | None, click_signatures.Option(help="Only jobs of this topic.")]
-ErrorCode = Annotated[str | None, click_signatures.Option("--error", help="Only jobs with this error code.")]
-Schedule = Annotated[str | None, click_signatures.Option(help="Only jobs of this schedule; name or id.")]
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, yes_option
+from timebell.cli.schedule import server_client
+
+dead = Group("Dead letters: jobs that failed permanently.")
+topic_option = click.option("--topic", help="Only jobs of this topic.")
+error_code_option = click.option("--error", help="Only jobs with this error code.")
+schedule_option = click.option("--schedule", help="Only jobs of this schedule; name or id.")
 
 
 def _filter_params(remote: Any, topic: str | None, error: str | None, schedule: str | None) -> dict[str, Any]:
@@ -20,16 +22,14 @@ def _filter_params(remote: Any, topic: str | None, error: str | None, schedule: 
 
 
 @dead.command("list")
+@topic_option
+@error_code_option
+@schedule_option
+@click.option("--group-by", "group", metavar="topic|error", help="Show counts instead of single jobs.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
+@output_option
 def list_(
-    topic: Topic = None,
-    error: ErrorCode = None,
-    schedule: Schedule = None,
-    group: Annotated[
-        str | None,
-        click_signatures.Option("--group-by", metavar="topic|error", help="Show counts instead of single jobs."),
-    ] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, help="Maximum number of rows.")] = 50,
-    output: Output = None,
+    topic: str | None, error: str | None, schedule: str | None, group: str | None, limit: int, output: str | None
 ) -> None:
     """List dead letters, newest first."""
     from timebell.cli.inputs import format_relative_time, print_list, shorten
@@ -52,7 +52,9 @@ def list_(
 
 
 @dead.command()
-def show(id_: Annotated[str, click_signatures.Argument(metavar="JOB", help="Job id.")], output: Output = None) -> None:
+@click.argument("id_", metavar="JOB", help="Job id.")
+@output_option
+def show(id_: str, output: str | None) -> None:
     """Show a dead letter with its attempts."""
     from timebell.cli.job_views import print_job
 
@@ -61,31 +63,33 @@ def show(id_: Annotated[str, click_signatures.Argument(metavar="JOB", help="Job 
 
 
 @dead.command()
+@topic_option
+@error_code_option
+@schedule_option
+@click.option("--rate", type=click.FloatRange(min=0.01), help="Jobs per second.  [default: no limit]")
+@yes_option
+@output_option
 def retry(
-    topic: Topic = None,
-    error: ErrorCode = None,
-    schedule: Schedule = None,
-    rate: Annotated[
-        float | None, click_signatures.Option(min=0.01, help="Jobs per second.  [default: no limit]")
-    ] = None,
-    yes: Yes = False,
-    output: Output = None,
+    topic: str | None, error: str | None, schedule: str | None, rate: float | None, yes: bool, output: str | None
 ) -> None:
     """Retry dead letters: same job ids, with a fresh budget of attempts."""
     _start_operation("retry", topic, error, schedule, {} if rate is None else {"rate": rate}, yes, output)
 
 
 @dead.command()
-def discard(
-    topic: Topic = None, error: ErrorCode = None, schedule: Schedule = None, yes: Yes = False, output: Output = None
-) -> None:
+@topic_option
+@error_code_option
+@schedule_option
+@yes_option
+@output_option
+def discard(topic: str | None, error: str | None, schedule: str | None, yes: bool, output: str | None) -> None:
     """Discard dead letters; the jobs remain in the history."""
     _start_operation("discard", topic, error, schedule, {}, yes, output)
 
 
 def _start_operation(
     action: str, topic: str | None, error: str | None, schedule: str | None, options: dict[str, Any], yes: bool,
-    output: Format | None,
+    output: str | None,
 ) -> None:  # fmt: skip
     from timebell.cli.inputs import confirm
     from timebell.cli.operations import watch_operation

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
 from timebell.errors import InvalidInput
 
 ENTRY_POINT_GROUP = "timebell.commands"
@@ -12,20 +15,24 @@ DISTRIBUTIONS = {"torture": "timebell-torture"}
 """The known commands, and the distributions that contain them."""
 
 
-def add_external_commands(group: click_signatures.Group) -> None:
+def add_external_commands(group: Group) -> None:
     """Add the known commands to a group. Entry points are read when a command is called or listed, not here."""
     for name in DISTRIBUTIONS:
         group.add_deferred_command(name, partial(load_command, name))
 
 
-def load_command(name: str) -> click_signatures.Command:
+def load_command(name: str) -> click.Command:
     """Return a command, or a placeholder that fails with COMMAND_NOT_INSTALLED if its distribution is absent."""
     from importlib.metadata import entry_points
 
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return click_signatures.build_command(name, entry_point.load())
-    return click_signatures.build_placeholder(
-        name, f"Not installed; requires {DISTRIBUTIONS[name]}.", partial(_report_missing, name)
+        return cast(click.Command, entry_point.load())
+    return click.Command(
+        name,
+        callback=partial(_report_missing, name),
+        help=f"Not installed; requires {DISTRIBUTIONS[name]}.",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
 
 

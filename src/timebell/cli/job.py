@@ -3,61 +3,69 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, timezone_option
 from timebell.cli.output import Format
 from timebell.cli.schedule import (
-    Condition,
-    Output,
-    Payload,
-    Priority,
-    Queue,
-    Retries,
-    Target,
-    Timeout,
-    Unless,
-    Zone,
+    condition_option,
+    payload_option,
+    priority_option,
+    queue_option,
+    retries_option,
     server_client,
+    target_option,
+    timeout_option,
+    unless_option,
 )
 
-job = click_signatures.Group("Jobs: create, inspect, cancel, retry.")
-JobId = Annotated[str, click_signatures.Argument(metavar="JOB", help="Job id.")]
-Status = Annotated[
-    list[str] | None, click_signatures.Option(help="Only this status: pending, running, failed, ...; repeatable.")
-]
-At = Annotated[
-    str | None, click_signatures.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
-]
+job = Group("Jobs: create, inspect, cancel, retry.")
+job_id_argument = click.argument("id_", metavar="JOB", help="Job id.")
+status_option = click.option(
+    "--status", multiple=True, help="Only this status: pending, running, failed, ...; repeatable."
+)
+at_option = click.option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
 
 
 @job.command()
+@click.argument("topic", help="Topic, e.g. mail.send.")
+@at_option
+@timezone_option
+@payload_option
+@click.option("--key", help="Unique among live jobs.")
+@click.option("--on-conflict", metavar="error|keep|replace", help="If a live job has the same key.")
+@click.option("--request-id", help="Idempotency key: repeating it never creates a second job.")
+@click.option("--owner", help="Owner id of the job.")
+@retries_option
+@timeout_option
+@queue_option
+@priority_option
+@condition_option
+@unless_option
+@target_option
+@click.option("--dry-run", is_flag=True, help="Show the job and its request; create nothing.")
+@output_option
 def create(
-    topic: Annotated[str, click_signatures.Argument(help="Topic, e.g. mail.send.")],
-    at: At = None,
-    timezone: Zone = None,
-    payload: Payload = None,
-    key: Annotated[str | None, click_signatures.Option(help="Unique among live jobs.")] = None,
-    on_conflict: Annotated[
-        str | None,
-        click_signatures.Option("--on-conflict", metavar="error|keep|replace", help="If a live job has the same key."),
-    ] = None,
-    request_id: Annotated[
-        str | None,
-        click_signatures.Option("--request-id", help="Idempotency key: repeating it never creates a second job."),
-    ] = None,
-    owner: Annotated[str | None, click_signatures.Option(help="Owner id of the job.")] = None,
-    retries: Retries = None,
-    timeout: Timeout = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    condition: Condition = None,
-    unless: Unless = None,
-    target: Target = None,
-    dry_run: Annotated[
-        bool, click_signatures.Option("--dry-run", help="Show the job and its request; create nothing.")
-    ] = False,
-    output: Output = None,
+    topic: str,
+    at: str | None,
+    timezone: str | None,
+    payload: str | None,
+    key: str | None,
+    on_conflict: str | None,
+    request_id: str | None,
+    owner: str | None,
+    retries: int | None,
+    timeout: float | None,
+    queue: str | None,
+    priority: int | None,
+    condition: str | None,
+    unless: str | None,
+    target: str | None,
+    dry_run: bool,
+    output: str | None,
 ) -> None:
     """Create a job, due at a time or now."""
     from timebell.cli.inputs import parse_json
@@ -82,14 +90,21 @@ def create(
 
 
 @job.command("list")
+@status_option
+@click.option("--topic", help="Only jobs of this topic.")
+@click.option("--owner", help="Only jobs of this owner.")
+@click.option("--schedule", help="Only jobs of this schedule; name or id.")
+@click.option("--key", help="Only jobs with this key.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
+@output_option
 def list_(
-    status: Status = None,
-    topic: Annotated[str | None, click_signatures.Option(help="Only jobs of this topic.")] = None,
-    owner: Annotated[str | None, click_signatures.Option(help="Only jobs of this owner.")] = None,
-    schedule: Annotated[str | None, click_signatures.Option(help="Only jobs of this schedule; name or id.")] = None,
-    key: Annotated[str | None, click_signatures.Option(help="Only jobs with this key.")] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, help="Maximum number of rows.")] = 50,
-    output: Output = None,
+    status: tuple[str, ...],
+    topic: str | None,
+    owner: str | None,
+    schedule: str | None,
+    key: str | None,
+    limit: int,
+    output: str | None,
 ) -> None:
     """List jobs, newest first."""
     from timebell.cli.job_views import print_jobs
@@ -102,7 +117,9 @@ def list_(
 
 
 @job.command()
-def show(id_: JobId, output: Output = None) -> None:
+@job_id_argument
+@output_option
+def show(id_: str, output: str | None) -> None:
     """Show a job and its attempts."""
     from timebell.cli.job_views import print_job
 
@@ -111,10 +128,9 @@ def show(id_: JobId, output: Output = None) -> None:
 
 
 @job.command()
-def tail(
-    topic: Annotated[str | None, click_signatures.Option(help="Only jobs of this topic.")] = None,
-    output: Output = None,
-) -> None:
+@click.option("--topic", help="Only jobs of this topic.")
+@output_option
+def tail(topic: str | None, output: str | None) -> None:
     """Follow job events until Ctrl-C. With -o json, each event is one line."""
     from timebell.cli.job_views import print_events
 
@@ -123,19 +139,25 @@ def tail(
 
 
 @job.command()
-def retry(id_: JobId, output: Output = None) -> None:
+@job_id_argument
+@output_option
+def retry(id_: str, output: str | None) -> None:
     """Retry a failed job: same id, fresh budget of attempts."""
     _post_action(id_, "retry", None, output)
 
 
 @job.command()
-def redeliver(id_: JobId, output: Output = None) -> None:
+@job_id_argument
+@output_option
+def redeliver(id_: str, output: str | None) -> None:
     """Deliver a completed or failed job again; its message id ends in .r1, .r2, ..."""
     _post_action(id_, "redeliver", None, output)
 
 
 @job.command()
-def cancel(id_: JobId, output: Output = None) -> None:
+@job_id_argument
+@output_option
+def cancel(id_: str, output: str | None) -> None:
     """Cancel a job. A running job is asked to stop; a finished one is unchanged."""
     from timebell.cli.output import print_message
 
@@ -157,19 +179,16 @@ CANCEL_OUTCOMES = {
 
 
 @job.command()
-def reschedule(
-    id_: JobId,
-    at: Annotated[
-        str, click_signatures.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
-    ],
-    timezone: Zone = None,
-    output: Output = None,
-) -> None:
+@job_id_argument
+@click.option("--at", required=True, metavar="T", help="RFC 3339; without offset, local in --timezone.")
+@timezone_option
+@output_option
+def reschedule(id_: str, at: str, timezone: str | None, output: str | None) -> None:
     """Replace a pending job with a new one at another time."""
     _post_action(id_, "reschedule", {"runAt": at} | ({} if timezone is None else {"timezone": timezone}), output)
 
 
-def _post_action(id_: str, action: str, body: dict[str, Any] | None, output: Format | None) -> None:
+def _post_action(id_: str, action: str, body: dict[str, Any] | None, output: str | None) -> None:
     from timebell.cli.job_views import print_job
 
     remote = server_client(output)
@@ -177,23 +196,24 @@ def _post_action(id_: str, action: str, body: dict[str, Any] | None, output: For
 
 
 @job.command("import")
-def import_(
-    file: Annotated[
-        Path, click_signatures.Argument(help="JSON lines: one job per line, with the fields of POST /jobs.")
-    ],
-    past: Annotated[
-        str, click_signatures.Option(metavar="refuse|skip|now", help="How to treat jobs with a time in the past.")
-    ] = "refuse",
-    timezone: Zone = None,
-    database: Annotated[
-        str | None, click_signatures.Option(metavar="URL", help="sqlite:///file or postgresql://...")
-    ] = None,
-    output: Output = None,
-) -> None:
+@click.argument(
+    "file", type=click.Path(path_type=Path), help="JSON lines: one job per line, with the fields of POST /jobs."
+)
+@click.option(
+    "--past",
+    default="refuse",
+    show_default=True,
+    metavar="refuse|skip|now",
+    help="How to treat jobs with a time in the past.",
+)
+@timezone_option
+@click.option("--database", metavar="URL", help="sqlite:///file or postgresql://...")
+@output_option
+def import_(file: Path, past: str, timezone: str | None, database: str | None, output: str | None) -> None:
     """Import jobs from a file of JSON lines, directly into the database.
 
     Safe to repeat: a job that exists is not created again.
     """
     from timebell.cli import job_import as importing
 
-    raise click_signatures.Exit(importing.import_jobs(file, past, timezone, database, output))
+    raise click.exceptions.Exit(importing.import_jobs(file, past, timezone, database, output))

@@ -29,7 +29,7 @@ class ImportCounts:
 
     lines: int = 0
     created: int = 0
-    kept: int = 0
+    existing: int = 0
     skipped: int = 0
     refused: int = 0
     codes: dict[str, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def import_jobs(file: Path, past: str, timezone: str | None, database: str | Non
     if chosen.output == "table":
         print_message(
             f"{counts.lines:,} lines in {seconds:.1f} s ({counts.lines / max(seconds, 0.001):,.0f}/s):"
-            f" {counts.created:,} jobs created, {counts.kept:,} already existed, {counts.skipped:,} skipped,"
+            f" {counts.created:,} jobs created, {counts.existing:,} already existed, {counts.skipped:,} skipped,"
             f" {counts.refused:,} refused."
         )
     else:
@@ -81,7 +81,7 @@ class Importer:
             with self.file.open("rb") as source, progress("Importing", self.file.stat().st_size, clock) as advance:
                 await self._import(source, advance)
         except StoreError as failed:
-            stored = self.counts.created + self.counts.kept
+            stored = self.counts.created + self.counts.existing
             print_message(f"Stopped after {stored:,} jobs. Import the file again: existing jobs are not created twice.")
             raise failed
         finally:
@@ -111,7 +111,7 @@ class Importer:
         new = [job for job in batch.jobs if job.id not in unknown_targets]
         already_stored = await self.app.jobs.insert_drafts(new)
         self.counts.skipped += batch.skipped
-        self.counts.kept += already_stored
+        self.counts.existing += already_stored
         self.counts.created += len(new) - already_stored
 
     def _reject(self, number: int, line: bytes, error: TimebellError) -> None:

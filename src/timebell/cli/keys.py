@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-from timebell.cli import click_signatures
-from timebell.cli.output import Format
+from timebell.cli.groups import Group
+from timebell.cli.options import database_option, output_option
 
-Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="Output format.  [default: table]")]
-Database = Annotated[
-    str | None,
-    click_signatures.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name."),
-]
-key = click_signatures.Group("API keys, directly in the database.")
-tenant = click_signatures.Group("Tenants, directly in the database.")
-Limit = Annotated[int | None, click_signatures.Option(min=0, metavar="N", help="Limit; 0: no limit.")]
+key = Group("API keys, directly in the database.")
+tenant = Group("Tenants, directly in the database.")
 
 
 @key.command("create")
+@click.argument("name", help="Name, e.g. of the client that uses the key.")
+@click.option(
+    "--role",
+    default="viewer",
+    show_default=True,
+    metavar="ROLE",
+    help="viewer, operator, editor, admin, or platform (all tenants).",
+)
+@click.option("--tenant", default="default", show_default=True, help="Tenant that the key can access.")
+@click.option("--scope", multiple=True, help="Only this part of the API: schedules, jobs, ...; repeatable.")
+@click.option("--network", multiple=True, metavar="CIDR", help="Only from this network: 192.0.2.0/24; repeatable.")
+@click.option("--expires-in", metavar="D", help="Lifetime, e.g. 90d.")
+@database_option
+@output_option
 def key_create(
-    name: Annotated[str, click_signatures.Argument(help="Name, e.g. of the client that uses the key.")],
-    role: Annotated[
-        str, click_signatures.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform (all tenants).")
-    ] = "viewer",
-    tenant: Annotated[str, click_signatures.Option(help="Tenant that the key can access.")] = "default",
-    scope: Annotated[
-        list[str] | None, click_signatures.Option(help="Only this part of the API: schedules, jobs, ...; repeatable.")
-    ] = None,
-    network: Annotated[
-        list[str] | None,
-        click_signatures.Option(metavar="CIDR", help="Only from this network: 192.0.2.0/24; repeatable."),
-    ] = None,
-    expires_in: Annotated[str | None, click_signatures.Option(metavar="D", help="Lifetime, e.g. 90d.")] = None,
-    database: Database = None,
-    output: Output = None,
+    name: str,
+    role: str,
+    tenant: str,
+    scope: tuple[str, ...],
+    network: tuple[str, ...],
+    expires_in: str | None,
+    database: str | None,
+    output: str | None,
 ) -> None:
     """Create a key and print it once. Needs TIMEBELL_SECRET_KEY, with the same value as on every node."""
     from timebell.cli import keyring
 
-    keyring.create_key(name, role, tenant, scope or None, network or None, expires_in, database, output)
+    keyring.create_key(name, role, tenant, list(scope) or None, list(network) or None, expires_in, database, output)
 
 
 @key.command("list")
-def key_list(
-    tenant: Annotated[str | None, click_signatures.Option(help="Only keys of this tenant.")] = None,
-    database: Database = None,
-    output: Output = None,
-) -> None:
+@click.option("--tenant", help="Only keys of this tenant.")
+@database_option
+@output_option
+def key_list(tenant: str | None, database: str | None, output: str | None) -> None:
     """List keys, including revoked and expired ones."""
     from timebell.cli import keyring
 
@@ -54,10 +54,9 @@ def key_list(
 
 
 @key.command("revoke")
-def key_revoke(
-    id_: Annotated[str, click_signatures.Argument(metavar="ID", help="Key id: the third part of the key.")],
-    database: Database = None,
-) -> None:
+@click.argument("id_", metavar="ID", help="Key id: the third part of the key.")
+@database_option
+def key_revoke(id_: str, database: str | None) -> None:
     """Revoke a key permanently; every node rejects it within 5 s."""
     from timebell.cli import keyring
 
@@ -65,9 +64,10 @@ def key_revoke(
 
 
 @tenant.command("create")
-def tenant_create(
-    name: Annotated[str, click_signatures.Argument()], database: Database = None, output: Output = None
-) -> None:  # fmt: skip
+@click.argument("name", help="Tenant name.")
+@database_option
+@output_option
+def tenant_create(name: str, database: str | None, output: str | None) -> None:
     """Create a tenant. No effect if it exists."""
     from timebell.cli import keyring
 
@@ -75,7 +75,9 @@ def tenant_create(
 
 
 @tenant.command("list")
-def tenant_list(database: Database = None, output: Output = None) -> None:
+@database_option
+@output_option
+def tenant_list(database: str | None, output: str | None) -> None:
     """List tenants and their limits."""
     from timebell.cli import keyring
 
@@ -83,20 +85,29 @@ def tenant_list(database: Database = None, output: Output = None) -> None:
 
 
 @tenant.command("quota")
+@click.argument("name", help="Tenant name.")
+@click.option("--schedules", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--pending-jobs", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--payload-bytes-per-day", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--requests-per-second", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--jobs-at-once", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--starts-per-minute", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--jobs-per-month", type=click.IntRange(min=0), metavar="N", help="Limit; 0: no limit.")
+@click.option("--timezone", metavar="ZONE", help="Time zone of the month for --jobs-per-month.")
+@database_option
+@output_option
 def tenant_quota(
-    name: Annotated[str, click_signatures.Argument()],
-    schedules: Limit = None,
-    pending_jobs: Limit = None,
-    payload_bytes_per_day: Limit = None,
-    requests_per_second: Limit = None,
-    jobs_at_once: Limit = None,
-    starts_per_minute: Limit = None,
-    jobs_per_month: Limit = None,
-    timezone: Annotated[
-        str | None, click_signatures.Option(metavar="ZONE", help="Time zone of the month for --jobs-per-month.")
-    ] = None,
-    database: Database = None,
-    output: Output = None,
+    name: str,
+    schedules: int | None,
+    pending_jobs: int | None,
+    payload_bytes_per_day: int | None,
+    requests_per_second: int | None,
+    jobs_at_once: int | None,
+    starts_per_minute: int | None,
+    jobs_per_month: int | None,
+    timezone: str | None,
+    database: str | None,
+    output: str | None,
 ) -> None:
     """Show or change the limits of a tenant."""
     from timebell.cli import keyring

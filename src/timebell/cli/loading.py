@@ -14,7 +14,10 @@ from timebell.errors import InvalidInput, TimebellError
 
 
 def load_app(reference: str) -> Timebell:
-    """Import an app. Raises InvalidInput (APP_NOT_FOUND, APP_BROKEN), or any TimebellError of the app's own calls."""
+    """Import an app.
+
+    Raises InvalidInput (APP_NOT_FOUND, APP_NOT_LOADABLE), or any TimebellError of the app's own calls.
+    """
     where, _, attribute = reference.rpartition(":") if ":" in reference else (reference, "", "app")
     module = _from_file(Path(where)) if where.endswith(".py") or "/" in where else _from_module(where)
     app = getattr(module, attribute or "app", None)
@@ -70,7 +73,7 @@ def _import_error(name: str, error: Exception) -> InvalidInput:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
     what = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
-    return InvalidInput(f"{name} cannot be imported: {what} ({place}).", code="APP_BROKEN")
+    return InvalidInput(f"{name} cannot be imported: {what} ({place}).", code="APP_NOT_LOADABLE")
 
 
 def source_files(app_file: str) -> list[Path]:

@@ -1,4 +1,7 @@
-"""Logs on stderr: readable text on a terminal, otherwise one JSON object per line."""
+"""Logs on stderr: readable text on a terminal, otherwise one JSON object per line.
+
+Masked secrets, limited lines and escaped control characters would remain our code with any logging library.
+"""
 
 from __future__ import annotations
 

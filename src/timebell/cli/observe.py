@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from timebell.cli import click_signatures
+from timebell.cli.groups import Group
 from timebell.cli.output import print_data
 
-observe = click_signatures.Group("Files for Prometheus and Grafana.")
+observe = Group("Files for Prometheus and Grafana.")
 
 
 @observe.command()

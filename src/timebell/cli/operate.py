@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option
 from timebell.cli.output import Format, print_data, print_records
-from timebell.cli.schedule import Output, server_client
+from timebell.cli.schedule import server_client
 
-node = click_signatures.Group("Nodes: engine processes of the server.")
-config = click_signatures.Group("Settings.")
+node = Group("Nodes: engine processes of the server.")
+config = Group("Settings.")
 
 
 @node.command("list")
-def node_list(output: Output = None) -> None:
+@output_option
+def node_list(output: str | None) -> None:
     """List nodes and their state; one of them is the leader."""
     from timebell.cli.inputs import format_relative_time, print_list
 
@@ -27,7 +31,8 @@ def node_list(output: Output = None) -> None:
 
 
 @node.command("drain")
-def node_drain(name_or_id: Annotated[str, click_signatures.Argument(metavar="NODE", help="Node name or id.")]) -> None:
+@click.argument("name_or_id", metavar="NODE", help="Node name or id.")
+def node_drain(name_or_id: str) -> None:
     """Ask a node to finish its running jobs and exit. It stops claiming jobs within one heartbeat."""
     from timebell.cli.output import print_message
     from timebell.errors import NotFound
@@ -41,13 +46,21 @@ def node_drain(name_or_id: Annotated[str, click_signatures.Argument(metavar="NOD
     print_message(f"Drain of {name_or_id} requested.")
 
 
-def calendar(
-    days: Annotated[int, click_signatures.Option(min=1, max=366, help="Number of days from now.")] = 7,
-    ics: Annotated[bool, click_signatures.Option("--ics", help="Print iCalendar, for a calendar program.")] = False,
-    topic: Annotated[str | None, click_signatures.Option(help="Only schedules of this topic.")] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, max=1000, help="Maximum number of fires per schedule.")] = 100,
-    output: Output = None,
-) -> None:
+@click.command("calendar")
+@click.option(
+    "--days", type=click.IntRange(min=1, max=366), default=7, show_default=True, help="Number of days from now."
+)
+@click.option("--ics", is_flag=True, help="Print iCalendar, for a calendar program.")
+@click.option("--topic", help="Only schedules of this topic.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1, max=1000),
+    default=100,
+    show_default=True,
+    help="Maximum number of fires per schedule.",
+)
+@output_option
+def calendar(days: int, ics: bool, topic: str | None, limit: int, output: str | None) -> None:
     """Show the fires of the coming days, across all schedules."""
     from datetime import timedelta
 
@@ -83,10 +96,9 @@ def calendar(
 
 
 @config.command("show")
-def config_show(
-    origin: Annotated[bool, click_signatures.Option("--origin", help="Show where each value comes from.")] = False,
-    output: Output = None,
-) -> None:
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
+@output_option
+def config_show(origin: bool, output: str | None) -> None:
     """Show the settings, without secrets."""
     from timebell.cli.inputs import print_list
     from timebell.settings import list_with_origins, load
@@ -101,14 +113,12 @@ def config_show(
     ])  # fmt: skip
 
 
-def api(
-    method: Annotated[str, click_signatures.Argument(help="GET, POST, ...")],
-    path: Annotated[str, click_signatures.Argument(help="Path below /api/v1: /schedules?limit=2")],
-    data: Annotated[
-        str | None, click_signatures.Option("--data", "-d", metavar="JSON", help="Request body; @file reads a file.")
-    ] = None,
-    match: Annotated[str | None, click_signatures.Option("--if-match", help="ETag of the object to change.")] = None,
-) -> None:
+@click.command("api")
+@click.argument("method", help="GET, POST, ...")
+@click.argument("path", help="Path below /api/v1: /schedules?limit=2")
+@click.option("--data", "-d", metavar="JSON", help="Request body; @file reads a file.")
+@click.option("--if-match", "match", help="ETag of the object to change.")
+def api(method: str, path: str, data: str | None, match: str | None) -> None:
     """Call the API with your key and print the response."""
     from timebell.cli.inputs import parse_json
 

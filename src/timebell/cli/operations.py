@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from timebell.cli import click_signatures
+import click
+
 from timebell.cli.output import FAILED, Format, print_message, print_record
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def watch_operation(remote: ServerClient, operation: dict[str, Any]) -> None:
     else:
         print_message(format_progress(operation))
     if operation["state"] == "failed":
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def format_progress(operation: dict[str, Any]) -> str:

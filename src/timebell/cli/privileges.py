@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from timebell.cli.output import OK, print_data
 from timebell.errors import InvalidInput
-from timebell.store.schema import metadata
+from timebell.feature import Feature
+from timebell.store.metadata import CREDENTIALS, load_tables
 from timebell.store.version import VERSION_TABLE
 
 # Rows are never changed after the insert.
@@ -15,7 +16,7 @@ APPEND_ONLY_TABLES = {"timebell_audit_log"}
 # Credentials, sessions and secrets; idempotency keys contain whole response bodies.
 CREDENTIAL_TABLES = {
     "timebell_keys", "timebell_users", "timebell_sessions", "timebell_secrets", "timebell_data_keys",
-    "timebell_connections", "timebell_idempotency_keys",
+    "timebell_idempotency_keys",
 }  # fmt: skip
 # Written only by engines.
 ENGINE_TABLES = {"timebell_nodes", "timebell_leases", "timebell_zone_changes", "timebell_usage"}
@@ -25,8 +26,10 @@ FINISHED_TABLE = "timebell_finished"
 ALL_PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE"
 
 
-def print_roles(prefix: str) -> int:
+def print_roles(prefix: str, features: Iterable[Feature]) -> int:
     """Print the statements for roles `<prefix>_node`, `_client` and `_reader`; return the exit code.
+
+    They cover the tables of the core and of `features`.
 
     Raises InvalidInput (INVALID_NAME).
     """
@@ -36,12 +39,14 @@ def print_roles(prefix: str) -> int:
             code="INVALID_NAME",
             fix="Use lower-case letters, digits and _, beginning with a letter.",
         )
-    print_data("\n".join(grant_statements(prefix)))
+    print_data("\n".join(grant_statements(prefix, features)))
     return OK
 
 
-def grant_statements(prefix: str) -> Iterator[str]:
+def grant_statements(prefix: str, features: Iterable[Feature]) -> Iterator[str]:
     """Yield the statements in order; the owner of the tables runs them, again after each `timebell db upgrade`."""
+    tables = load_tables(features).tables
+    credential_tables = CREDENTIAL_TABLES | {name for name, table in tables.items() if table.info == CREDENTIALS}
     node, client, reader = f"{prefix}_node", f"{prefix}_client", f"{prefix}_reader"
     yield "-- Run as the owner of the tables (the role that runs timebell db upgrade), again after each upgrade."
     yield "-- Safe to repeat."
@@ -56,7 +61,7 @@ def grant_statements(prefix: str) -> Iterator[str]:
         yield f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '10s';"
         yield f"ALTER ROLE {role} SET jit = off;"
     yield "-- Nodes (planner, worker, API and dashboard are one process): everything except changes to the audit log."
-    for table in sorted(metadata.tables):
+    for table in sorted(tables):
         yield f"GRANT {'SELECT, INSERT' if table in APPEND_ONLY_TABLES else ALL_PRIVILEGES} ON {table} TO {node};"
     yield "-- Nodes create and drop weekly partitions of finished jobs, which requires ownership of that table."
     yield f"GRANT {node} TO CURRENT_USER;"
@@ -67,10 +72,10 @@ def grant_statements(prefix: str) -> Iterator[str]:
         " END LOOP; END $$;"
     )
     yield "-- Clients that create, read, move and cancel work without an engine: no credentials, no engine tables."
-    for table in sorted(metadata.tables.keys() - CREDENTIAL_TABLES - ENCRYPTED_TABLES - APPEND_ONLY_TABLES):
+    for table in sorted(tables.keys() - credential_tables - ENCRYPTED_TABLES - APPEND_ONLY_TABLES):
         yield f"GRANT {'SELECT' if table in ENGINE_TABLES else ALL_PRIVILEGES} ON {table} TO {client};"
     yield "-- timebell audit, why, watch and doctor: read-only, no credentials."
-    for table in sorted(metadata.tables.keys() - CREDENTIAL_TABLES - ENCRYPTED_TABLES):
+    for table in sorted(tables.keys() - credential_tables - ENCRYPTED_TABLES):
         yield f"GRANT SELECT ON {table} TO {reader};"
     yield f"ALTER ROLE {reader} SET default_transaction_read_only = on;"
     yield "COMMIT;"

@@ -10,15 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID, uuid4
 
-from timebell.errors import (
-    Conflict,
-    InvalidInput,
-    NotFound,
-    Refused,
-    ServerError,
-    ServerUnreachable,
-    TimebellError,
-)
+from timebell.errors import Conflict, InvalidInput, NotFound, Refused, ServerError, ServerUnreachable, TimebellError
 from timebell.settings import Settings, load
 
 REQUEST_TIMEOUT_SECONDS = 30.0
@@ -119,7 +111,7 @@ class ServerClient:
     ) -> HTTPResponse:
         pairs = [(name, value if isinstance(value, str) else json.dumps(value))
                  for name, values in (params or {}).items() if values is not None
-                 for value in (values if isinstance(values, list) else [values])]  # fmt: skip
+                 for value in (values if isinstance(values, list | tuple) else [values])]  # fmt: skip
         base = urlsplit(self.settings.url).path.rstrip("/")
         target = quote(f"{base}/api/v1{path}", safe="%/:?[]@!$&'()*+,;=")  # RFC 3986
         if pairs:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from timebell.cli import click_signatures
-from timebell.cli.output import Format
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, timezone_option, yes_option
 
 if TYPE_CHECKING:
     from timebell.cli.remote import ServerClient
 
-schedule = click_signatures.Group("Schedules: create, inspect, manage.")
-Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="Output format.  [default: table]")]
+schedule = Group("Schedules: create, inspect, manage.")
 
 
-def _complete_names(incomplete: str) -> list[str]:
+def _complete_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the schedule names a shell can complete to; none if the server does not answer."""
     from timebell.errors import TimebellError
 
@@ -25,49 +26,35 @@ def _complete_names(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-NameOrId = Annotated[
-    str, click_signatures.Argument(metavar="SCHEDULE", help="Schedule name or id.", complete=_complete_names)
-]
-Zone = Annotated[
-    str | None, click_signatures.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")
-]
-Cron = Annotated[str | None, click_signatures.Option(metavar="EXPR", help='Cron expression, e.g. "0 9 * * 1-5".')]
-Every = Annotated[str | None, click_signatures.Option(metavar="D", help="Interval, e.g. PT90M or P1D.")]
-Rrule = Annotated[str | None, click_signatures.Option(metavar="RULE", help="RRULE (RFC 5545).")]
-Topic = Annotated[str | None, click_signatures.Option(metavar="TOPIC", help="Topic of the jobs, e.g. reports.build.")]
-Payload = Annotated[
-    str | None, click_signatures.Option(metavar="JSON", help="Payload of each job; @file reads a file.")
-]
-Overlap = Annotated[
-    str | None,
-    click_signatures.Option(
-        metavar="skip|queue|cancel_previous|allow", help="Policy if the previous job is still live."
-    ),
-]
-CatchUp = Annotated[
-    str | None, click_signatures.Option("--catch-up", metavar="latest|all|skip", help="Policy for missed occurrences.")
-]
-Retries = Annotated[int | None, click_signatures.Option(help="Attempts after the first.")]
-Timeout = Annotated[float | None, click_signatures.Option(metavar="SECONDS", help="Timeout of one attempt.")]
-Queue = Annotated[str | None, click_signatures.Option(help="Queue of the jobs.")]
-Priority = Annotated[int | None, click_signatures.Option(help="Priority; lower numbers run first.")]
-Condition = Annotated[
-    str | None, click_signatures.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
-]
-Unless = Annotated[
-    str | None,
-    click_signatures.Option(metavar="JSON", help='Skip if this query has a result: {"source": ..., "query": ...}.'),
-]
-Target = Annotated[
-    str | None, click_signatures.Option(metavar="NAME|URL|JSON", help="Destination of jobs.  [default: handlers]")
-]
-Calendar = Annotated[str | None, click_signatures.Option(help="Calendar of business days, by name.")]
-Label = Annotated[list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Label; repeatable.")]
-Description = Annotated[str | None, click_signatures.Option(help="Description for other users.")]
-Yes = Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask for confirmation.")]
+name_or_id_argument = click.argument(
+    "name_or_id", metavar="SCHEDULE", shell_complete=_complete_names, help="Schedule name or id."
+)
+cron_option = click.option("--cron", metavar="EXPR", help='Cron expression, e.g. "0 9 * * 1-5".')
+every_option = click.option("--every", metavar="D", help="Interval, e.g. PT90M or P1D.")
+rrule_option = click.option("--rrule", metavar="RULE", help="RRULE (RFC 5545).")
+topic_option = click.option("--topic", metavar="TOPIC", help="Topic of the jobs, e.g. reports.build.")
+payload_option = click.option("--payload", metavar="JSON", help="Payload of each job; @file reads a file.")
+overlap_option = click.option(
+    "--overlap", metavar="skip|queue|cancel_previous|allow", help="Policy if the previous job is still live."
+)
+catch_up_option = click.option("--catch-up", metavar="latest|all|skip", help="Policy for missed occurrences.")
+retries_option = click.option("--retries", type=int, help="Attempts after the first.")
+timeout_option = click.option("--timeout", type=float, metavar="SECONDS", help="Timeout of one attempt.")
+queue_option = click.option("--queue", help="Queue of the jobs.")
+priority_option = click.option("--priority", type=int, help="Priority; lower numbers run first.")
+condition_option = click.option(
+    "--condition", metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.'
+)
+unless_option = click.option(
+    "--unless", metavar="JSON", help='Skip if this query has a result: {"source": ..., "query": ...}.'
+)
+target_option = click.option("--target", metavar="NAME|URL|JSON", help="Destination of jobs.  [default: handlers]")
+calendar_option = click.option("--calendar", help="Calendar of business days, by name.")
+label_option = click.option("--label", multiple=True, metavar="NAME=VALUE", help="Label; repeatable.")
+description_option = click.option("--description", help="Description for other users.")
 
 
-def server_client(output: Format | None = None) -> ServerClient:
+def server_client(output: str | None = None) -> ServerClient:
     """Return a client of the configured server; `output` overrides the output format."""
     from timebell.cli.remote import ServerClient
     from timebell.settings import load
@@ -112,29 +99,51 @@ def _request_body(**flags: Any) -> dict[str, Any]:
 
 
 @schedule.command()
+@click.argument("name", help="Schedule name, unique in the tenant.")
+@topic_option
+@cron_option
+@every_option
+@rrule_option
+@timezone_option
+@payload_option
+@overlap_option
+@catch_up_option
+@retries_option
+@timeout_option
+@queue_option
+@priority_option
+@condition_option
+@unless_option
+@target_option
+@calendar_option
+@label_option
+@description_option
+@click.option("--paused", is_flag=True, help="Create it paused.")
+@click.option("--dry-run", is_flag=True, help="Show its next fires; create nothing.")
+@output_option
 def create(
-    name: Annotated[str, click_signatures.Argument(help="Schedule name, unique in the tenant.")],
-    topic: Topic = None,
-    cron: Cron = None,
-    every: Every = None,
-    rrule: Rrule = None,
-    timezone: Zone = None,
-    payload: Payload = None,
-    overlap: Overlap = None,
-    catch_up: CatchUp = None,
-    retries: Retries = None,
-    timeout: Timeout = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    condition: Condition = None,
-    unless: Unless = None,
-    target: Target = None,
-    calendar: Calendar = None,
-    label: Label = None,
-    description: Description = None,
-    paused: Annotated[bool, click_signatures.Option("--paused", help="Create it paused.")] = False,
-    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Show its next fires; create nothing.")] = False,
-    output: Output = None,
+    name: str,
+    topic: str | None,
+    cron: str | None,
+    every: str | None,
+    rrule: str | None,
+    timezone: str | None,
+    payload: str | None,
+    overlap: str | None,
+    catch_up: str | None,
+    retries: int | None,
+    timeout: float | None,
+    queue: str | None,
+    priority: int | None,
+    condition: str | None,
+    unless: str | None,
+    target: str | None,
+    calendar: str | None,
+    label: tuple[str, ...],
+    description: str | None,
+    paused: bool,
+    dry_run: bool,
+    output: str | None,
 ) -> None:
     """Create a schedule."""
     from timebell.cli.schedule_views import print_preview, print_schedule
@@ -155,14 +164,13 @@ def create(
 
 
 @schedule.command("list")
+@click.option("--enabled/--paused", default=None, help="Only enabled or only paused schedules.")
+@topic_option
+@label_option
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of rows.")
+@output_option
 def list_(
-    enabled: Annotated[
-        bool | None, click_signatures.Option("--enabled/--paused", help="Only enabled or only paused schedules.")
-    ] = None,
-    topic: Topic = None,
-    label: Label = None,
-    limit: Annotated[int | None, click_signatures.Option(min=1, help="Maximum number of rows.")] = None,
-    output: Output = None,
+    enabled: bool | None, topic: str | None, label: tuple[str, ...], limit: int | None, output: str | None
 ) -> None:
     """List schedules, newest first."""
     from timebell.cli.schedule_views import print_schedules
@@ -173,7 +181,9 @@ def list_(
 
 
 @schedule.command()
-def show(name_or_id: NameOrId, output: Output = None) -> None:
+@name_or_id_argument
+@output_option
+def show(name_or_id: str, output: str | None) -> None:
     """Show a schedule with its last runs and next fires."""
     from timebell.cli.schedule_views import print_schedule
 
@@ -185,28 +195,49 @@ def show(name_or_id: NameOrId, output: Output = None) -> None:
 
 
 @schedule.command()
+@name_or_id_argument
+@topic_option
+@cron_option
+@every_option
+@rrule_option
+@timezone_option
+@payload_option
+@overlap_option
+@catch_up_option
+@retries_option
+@timeout_option
+@queue_option
+@priority_option
+@condition_option
+@unless_option
+@target_option
+@calendar_option
+@label_option
+@description_option
+@click.option("--revision", type=int, help="Only if this is still the current revision.")
+@output_option
 def edit(
-    name_or_id: NameOrId,
-    topic: Topic = None,
-    cron: Cron = None,
-    every: Every = None,
-    rrule: Rrule = None,
-    timezone: Zone = None,
-    payload: Payload = None,
-    overlap: Overlap = None,
-    catch_up: CatchUp = None,
-    retries: Retries = None,
-    timeout: Timeout = None,
-    queue: Queue = None,
-    priority: Priority = None,
-    condition: Condition = None,
-    unless: Unless = None,
-    target: Target = None,
-    calendar: Calendar = None,
-    label: Label = None,
-    description: Description = None,
-    revision: Annotated[int | None, click_signatures.Option(help="Only if this is still the current revision.")] = None,
-    output: Output = None,
+    name_or_id: str,
+    topic: str | None,
+    cron: str | None,
+    every: str | None,
+    rrule: str | None,
+    timezone: str | None,
+    payload: str | None,
+    overlap: str | None,
+    catch_up: str | None,
+    retries: int | None,
+    timeout: float | None,
+    queue: str | None,
+    priority: int | None,
+    condition: str | None,
+    unless: str | None,
+    target: str | None,
+    calendar: str | None,
+    label: tuple[str, ...],
+    description: str | None,
+    revision: int | None,
+    output: str | None,
 ) -> None:
     """Change fields of a schedule. An edit neither fires nor loses an occurrence."""
     from timebell.cli.schedule_views import print_schedule
@@ -231,36 +262,32 @@ def edit(
 
 
 @schedule.command()
-def pause(
-    name_or_id: NameOrId,
-    reason: Annotated[
-        str | None, click_signatures.Option("--reason", "-r", help="Reason, shown to other users.")
-    ] = None,
-    output: Output = None,
-) -> None:
+@name_or_id_argument
+@click.option("--reason", "-r", help="Reason, shown to other users.")
+@output_option
+def pause(name_or_id: str, reason: str | None, output: str | None) -> None:
     """Pause a schedule until it is resumed."""
     _post_action(name_or_id, "pause", {} if reason is None else {"reason": reason}, output)
 
 
 @schedule.command()
-def resume(
-    name_or_id: NameOrId,
-    catch_up: Annotated[
-        bool, click_signatures.Option("--catch-up", help="Apply the catch-up policy to the pause.")
-    ] = False,
-    output: Output = None,
-) -> None:
+@name_or_id_argument
+@click.option("--catch-up", is_flag=True, help="Apply the catch-up policy to the pause.")
+@output_option
+def resume(name_or_id: str, catch_up: bool, output: str | None) -> None:
     """Resume a schedule. Occurrences during the pause are skipped, unless --catch-up is set."""
     _post_action(name_or_id, "resume", {"catchUp": catch_up}, output)
 
 
 @schedule.command("skip-next")
-def skip_next(name_or_id: NameOrId, output: Output = None) -> None:
+@name_or_id_argument
+@output_option
+def skip_next(name_or_id: str, output: str | None) -> None:
     """Skip the next occurrence."""
     _post_action(name_or_id, "skip-next", None, output)
 
 
-def _post_action(name_or_id: str, action: str, body: dict[str, Any] | None, output: Format | None) -> None:
+def _post_action(name_or_id: str, action: str, body: dict[str, Any] | None, output: str | None) -> None:
     from timebell.cli.schedule_views import print_schedule
 
     remote = server_client(output)
@@ -269,7 +296,9 @@ def _post_action(name_or_id: str, action: str, body: dict[str, Any] | None, outp
 
 
 @schedule.command()
-def trigger(name_or_id: NameOrId, output: Output = None) -> None:
+@name_or_id_argument
+@output_option
+def trigger(name_or_id: str, output: str | None) -> None:
     """Fire a schedule once, now. The overlap policy applies; the next occurrence is unchanged."""
     from timebell.cli.job_views import print_job
 
@@ -280,17 +309,17 @@ def trigger(name_or_id: NameOrId, output: Output = None) -> None:
 
 
 @schedule.command()
+@name_or_id_argument
+@click.option(
+    "--from", "start", required=True, metavar="T", help="Start: local time of the schedule, or with an offset."
+)
+@click.option("--to", "end", required=True, metavar="T", help="End, in the same format.")
+@overlap_option
+@click.option("--dry-run", is_flag=True, help="Only show the occurrences.")
+@yes_option
+@output_option
 def backfill(
-    name_or_id: NameOrId,
-    start: Annotated[
-        str,
-        click_signatures.Option("--from", metavar="T", help="Start: local time of the schedule, or with an offset."),
-    ],
-    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="End, in the same format.")],
-    overlap: Overlap = None,
-    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only show the occurrences.")] = False,
-    yes: Yes = False,
-    output: Output = None,
+    name_or_id: str, start: str, end: str, overlap: str | None, dry_run: bool, yes: bool, output: str | None
 ) -> None:
     """Run past occurrences that were skipped or never created; never one that has run."""
     from timebell.cli.inputs import confirm
@@ -313,20 +342,17 @@ def backfill(
     if confirm("Run the backfill?", yes=yes):
         result = remote.request("POST", path, body)
         print_record(result, remote.settings.output) if remote.settings.output != "table" else print_message(
-            f"{result['made']} jobs created."
+            f"{result['created']} jobs created."
         )
 
 
 @schedule.command()
-def history(
-    name_or_id: NameOrId,
-    status: Annotated[
-        list[str] | None, click_signatures.Option(help="Only this status: failed, skipped, ...; repeatable.")
-    ] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, help="Maximum number of rows.")] = 20,
-    revisions: Annotated[bool, click_signatures.Option("--revisions", help="List revisions instead of runs.")] = False,
-    output: Output = None,
-) -> None:
+@name_or_id_argument
+@click.option("--status", multiple=True, help="Only this status: failed, skipped, ...; repeatable.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of rows.")
+@click.option("--revisions", is_flag=True, help="List revisions instead of runs.")
+@output_option
+def history(name_or_id: str, status: tuple[str, ...], limit: int, revisions: bool, output: str | None) -> None:
     """List the runs of a schedule, newest first."""
     from timebell.cli.schedule_views import print_revisions, print_runs
 
@@ -341,17 +367,18 @@ def history(
 
 
 @schedule.command()
-def revert(
-    name_or_id: NameOrId,
-    revision: Annotated[int, click_signatures.Argument(help="Revision number, as listed by history --revisions.")],
-    output: Output = None,
-) -> None:
+@name_or_id_argument
+@click.argument("revision", type=int, help="Revision number, as listed by history --revisions.")
+@output_option
+def revert(name_or_id: str, revision: int, output: str | None) -> None:
     """Restore a schedule to an earlier revision."""
     _post_action(name_or_id, "revert", {"revision": revision}, output)
 
 
 @schedule.command()
-def delete(name_or_id: NameOrId, yes: Yes = False) -> None:
+@name_or_id_argument
+@yes_option
+def delete(name_or_id: str, yes: bool) -> None:
     """Delete a schedule: pending jobs are cancelled, the history remains."""
     from timebell.cli.inputs import confirm
     from timebell.cli.output import print_message

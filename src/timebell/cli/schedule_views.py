@@ -138,7 +138,7 @@ def print_preview(previewed: Row, output_format: str) -> None:
 def describe_backfill(backfill: Row, overlap: str, timezone: str) -> str:
     """Return the effect of a planned backfill as a sentence."""
     instants = backfill["instants"]
-    already_run = f" {backfill['kept']} have already run and are not repeated." if backfill["kept"] else ""
+    already_run = f" {backfill['alreadyRun']} have already run and are not repeated." if backfill["alreadyRun"] else ""
     if not instants:
         return f"No occurrence to run in that range.{already_run}"
     first, last = (to_local(parse_timestamp(at), timezone) for at in (instants[0], instants[-1]))  # type: ignore[arg-type]

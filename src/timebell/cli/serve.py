@@ -87,10 +87,11 @@ async def _dev(app: Timebell, files: list[Path]) -> Path | None:
         signal.raise_signal(signal.SIGTERM)
 
     async with AsyncExitStack() as services:
+        services.push_async_callback(app.close)  # last, because requests in progress use the store
         await services.enter_async_context(_http_servers(app, configuration.ROLES, open_here=True))
         await services.enter_async_context(_background_task(_announce(app, print_message)))
         await services.enter_async_context(_background_task(_watch_files(app.clock, files, on_change)))
-        await app.run()
+        await app._run_engine()
     print_message("Stopped.")
     return changed[0] if changed else None
 
@@ -128,12 +129,15 @@ async def _serve_http_only(app: Timebell, roles: tuple[str, ...]) -> None:
 
 
 async def _run_engine(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
-    async with (
-        _http_servers(app, roles),
-        _background_task(_announce(app, log.info, has_dashboard="ui" in roles)),
-        systemd.notifying_systemd(app),
-    ):
-        await app.run(until_idle=until_idle)
+    try:
+        async with (
+            _http_servers(app, roles),
+            _background_task(_announce(app, log.info, has_dashboard="ui" in roles)),
+            systemd.notifying_systemd(app),
+        ):
+            await app._run_engine(until_idle=until_idle)
+    finally:  # after the HTTP servers, because requests in progress use the store
+        await app.close()
     log.info("stopped")
 
 
@@ -147,11 +151,11 @@ async def _http_servers(
     if "api" in roles:  # imported on demand: each is slow to import
         from timebell.api import v1
 
-        routers.append(v1.routes)
+        routers.append(v1.build_routes(app.features))
     if "ui" in roles:
         from timebell.dashboard import site
 
-        routers.append(site.routes)
+        routers.append(site.build_routes(app.features))
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:
             metrics_socket = server.bind(app.settings.metrics_host, app.settings.metrics_port)

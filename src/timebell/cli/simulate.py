@@ -25,7 +25,7 @@ from timebell.sim.report import Report, build_report
 from timebell.sim.scenario import HandlerBehavior, Outage, Scenario, parse_outage
 from timebell.sim.world import World
 from timebell.targets.base import Delivery, Outcome
-from timebell.wiring import TARGET_KINDS
+from timebell.wiring import target_kinds
 
 DAY = timedelta(days=1)
 PROGRESS_STEPS = 100  # progress updates per simulation
@@ -164,9 +164,9 @@ def _plan_outages(world: World, outages: Sequence[Outage], scenario: Scenario, s
 def _simulate_targets(app: Timebell, scenario: Scenario, world: World) -> None:
     """Replace all targets by simulated ones, so that nothing is sent."""
     app._custom_targets = {kind: SimulatedTarget(kind, scenario, world.clock) for kind in app._custom_targets}
-    app.targets_by_kind |= {
-        kind: SimulatedTarget(kind, scenario, world.clock) for kind in (*TARGET_KINDS, "campaign", *app._custom_targets)
-    }
+    internal_kinds = (kind for feature in app.features for kind in feature.internal_target_kinds)
+    kinds = (*target_kinds(app.features), *internal_kinds, *app._custom_targets)
+    app.targets_by_kind |= {kind: SimulatedTarget(kind, scenario, world.clock) for kind in kinds}
 
 
 def _run_world(world: World, app: Timebell, scenario: Scenario, start: datetime, end: datetime) -> None:

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from timebell.cli import click_signatures
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Yes, server_client
+from timebell.cli.schedule import server_client
 
-target = click_signatures.Group("Targets: named destinations of jobs.")
-secret = click_signatures.Group("Secrets used by targets: stored encrypted, never shown.")
-Name = Annotated[str, click_signatures.Argument(metavar="NAME", help="Name.")]
-SigningSecretFile = Annotated[
-    str | None, click_signatures.Option(metavar="FILE", help="File with a whsec_... secret to sign with; - for stdin.")
-]
+target = Group("Targets: named destinations of jobs.")
+secret = Group("Secrets used by targets: stored encrypted, never shown.")
+name_argument = click.argument("name", metavar="NAME", help="Name.")
+signing_secret_file_option = click.option(
+    "--signing-secret", metavar="FILE", help="File with a whsec_... secret to sign with; - for stdin."
+)
 
 
 @target.command()
-def add(
-    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that jobs and schedules refer to.")],
-    where: Annotated[
-        str, click_signatures.Argument(metavar="URL|JSON", help='URL, or {"kind": ..., options}; @file reads a file.')
-    ],
-    header: Annotated[
-        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Header to send; repeatable.")
-    ] = None,
-    secret_header: Annotated[
-        list[str] | None,
-        click_signatures.Option(metavar="NAME=SECRET", help="Header with the value of a secret; repeatable."),
-    ] = None,
-    signing_secret: SigningSecretFile = None,
-    replace: Annotated[bool, click_signatures.Option("--replace", help="Replace an existing target.")] = False,
-    output: Output = None,
+@click.argument("name", metavar="NAME", help="Name that jobs and schedules refer to.")
+@click.argument("where", metavar="URL|JSON", help='URL, or {"kind": ..., options}; @file reads a file.')
+@click.option("--header", multiple=True, metavar="NAME=VALUE", help="Header to send; repeatable.")
+@click.option(
+    "--secret-header", multiple=True, metavar="NAME=SECRET", help="Header with the value of a secret; repeatable."
+)
+@signing_secret_file_option
+@click.option("--replace", is_flag=True, help="Replace an existing target.")
+@output_option
+def create(
+    name: str,
+    where: str,
+    header: tuple[str, ...],
+    secret_header: tuple[str, ...],
+    signing_secret: str | None,
+    replace: bool,
+    output: str | None,
 ) -> None:
     """Create a target and its signing secret, which is printed only once."""
     from timebell.cli.inputs import parse_pairs
@@ -55,7 +60,8 @@ def add(
 
 
 @target.command("list")
-def list_(output: Output = None) -> None:
+@output_option
+def list_(output: str | None) -> None:
     """List targets by name."""
     from timebell.cli.inputs import print_list, shorten
 
@@ -67,14 +73,18 @@ def list_(output: Output = None) -> None:
 
 
 @target.command()
-def show(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def show(name: str, output: str | None) -> None:
     """Show a target."""
     remote = server_client(output)
     _print_target(remote.request("GET", f"/targets/{_quote_segment(name)}"), remote.settings.output)
 
 
 @target.command("test")
-def send_test(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def send_test(name: str, output: str | None) -> None:
     """Send a signed test event; show request and response. Exit 1 if it was not accepted."""
     from timebell.cli import output as out
 
@@ -85,18 +95,21 @@ def send_test(name: Name, output: Output = None) -> None:
     else:
         _print_test_result(name, result)
     if not result["delivered"]:
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 @target.command("rotate-secret")
-def rotate_secret(
-    name: Name,
-    overlap: Annotated[
-        str, click_signatures.Option(metavar="D", help="How long the old secret also signs; 0: not at all.")
-    ] = "24h",
-    signing_secret: SigningSecretFile = None,
-    output: Output = None,
-) -> None:
+@name_argument
+@click.option(
+    "--overlap",
+    default="24h",
+    show_default=True,
+    metavar="D",
+    help="How long the old secret also signs; 0: not at all.",
+)
+@signing_secret_file_option
+@output_option
+def rotate_secret(name: str, overlap: str, signing_secret: str | None, output: str | None) -> None:
     """Replace the signing secret and print the new one, only once."""
     from timebell.errors import InvalidInput
     from timebell.settings import parse_duration
@@ -113,7 +126,9 @@ def rotate_secret(
 
 
 @target.command()
-def enable(name: Name, output: Output = None) -> None:
+@name_argument
+@output_option
+def enable(name: str, output: str | None) -> None:
     """Re-enable a disabled target."""
     from timebell.cli.output import print_message
 
@@ -123,25 +138,26 @@ def enable(name: Name, output: Output = None) -> None:
 
 
 @target.command()
-def delete(name: Name, yes: Yes = False) -> None:
+@name_argument
+@yes_option
+def delete(name: str, yes: bool) -> None:
     """Delete a target that is not in use."""
     from timebell.cli.inputs import confirm
     from timebell.cli.output import print_message
 
     if not confirm(f"Delete target {name}?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     server_client().request("DELETE", f"/targets/{_quote_segment(name)}")
     print_message("Deleted.")
 
 
 @secret.command("set")
-def secret_set(
-    name: Name,
-    value_file: Annotated[
-        str, click_signatures.Option("--from", metavar="FILE", help="File with the value; - for stdin.")
-    ] = "-",
-    output: Output = None,
-) -> None:
+@name_argument
+@click.option(
+    "--from", "value_file", default="-", show_default=True, metavar="FILE", help="File with the value; - for stdin."
+)
+@output_option
+def secret_set(name: str, value_file: str, output: str | None) -> None:
     """Create or replace a secret. Reads the value from stdin, without the final newline."""
     from timebell.cli.output import print_record
     from timebell.errors import NotFound
@@ -157,7 +173,8 @@ def secret_set(
 
 
 @secret.command("list")
-def secret_list(output: Output = None) -> None:
+@output_option
+def secret_list(output: str | None) -> None:
     """List secrets by name; values are never shown."""
     from timebell.cli.inputs import print_list
 
@@ -168,13 +185,15 @@ def secret_list(output: Output = None) -> None:
 
 
 @secret.command("delete")
-def secret_delete(name: Name, yes: Yes = False) -> None:
+@name_argument
+@yes_option
+def secret_delete(name: str, yes: bool) -> None:
     """Delete a secret that no target uses."""
     from timebell.cli.inputs import confirm
     from timebell.cli.output import print_message
 
     if not confirm(f"Delete secret {name}?", yes=yes):
-        raise click_signatures.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
     server_client().request("DELETE", f"/secrets/{_quote_segment(name)}")
     print_message("Deleted.")
 
@@ -184,7 +203,9 @@ def _require_object(value: Any) -> Mapping[str, Any]:
 
     if not isinstance(value, Mapping):
         raise InvalidInput(
-            f"{value!r:.60} is not a target.", code="TARGET_UNKNOWN", fix='Use a URL, or {"kind": "http", "url": ...}.'
+            f"{value!r:.60} is not a target.",
+            code="UNKNOWN_TARGET_KIND",
+            fix='Use a URL, or {"kind": "http", "url": ...}.',
         )
     return value
 

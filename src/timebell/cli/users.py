@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-from timebell.cli import click_signatures
-from timebell.cli.keys import Database, Output
+from timebell.cli.groups import Group
+from timebell.cli.options import database_option, output_option
 
-user = click_signatures.Group("Dashboard users, directly in the database.")
-UserName = Annotated[str, click_signatures.Argument(help="User name for the sign-in.")]
+user = Group("Dashboard users, directly in the database.")
+user_name_argument = click.argument("name", help="User name for the sign-in.")
 
 
 @user.command("create")
-def user_create(
-    name: UserName,
-    role: Annotated[
-        str, click_signatures.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform (all tenants).")
-    ] = "viewer",
-    tenant: Annotated[str, click_signatures.Option(help="Tenant of the user.")] = "default",
-    database: Database = None,
-) -> None:
+@user_name_argument
+@click.option(
+    "--role",
+    default="viewer",
+    show_default=True,
+    metavar="ROLE",
+    help="viewer, operator, editor, admin, or platform (all tenants).",
+)
+@click.option("--tenant", default="default", show_default=True, help="Tenant of the user.")
+@database_option
+def user_create(name: str, role: str, tenant: str, database: str | None) -> None:
     """Create a user. Asks for the password; without a terminal, reads one line of stdin."""
     from timebell.cli import accounts
 
@@ -27,7 +30,9 @@ def user_create(
 
 
 @user.command("list")
-def user_list(database: Database = None, output: Output = None) -> None:
+@database_option
+@output_option
+def user_list(database: str | None, output: str | None) -> None:
     """List users, including disabled ones."""
     from timebell.cli import accounts
 
@@ -35,7 +40,9 @@ def user_list(database: Database = None, output: Output = None) -> None:
 
 
 @user.command("password")
-def user_password(name: UserName, database: Database = None) -> None:
+@user_name_argument
+@database_option
+def user_password(name: str, database: str | None) -> None:
     """Change the password and end all sessions of the user."""
     from timebell.cli import accounts
 
@@ -43,7 +50,9 @@ def user_password(name: UserName, database: Database = None) -> None:
 
 
 @user.command("disable")
-def user_disable(name: UserName, database: Database = None) -> None:
+@user_name_argument
+@database_option
+def user_disable(name: str, database: str | None) -> None:
     """Disable a user and end all their sessions."""
     from timebell.cli import accounts
 

@@ -25,6 +25,7 @@ from timebell.client.validation import (
 )
 from timebell.clock import Clock
 from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload
+from timebell.feature import Feature
 from timebell.ids import new_ids
 from timebell.model import page, preconditions
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob, UniformJobs
@@ -36,8 +37,6 @@ from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
-
-INTERNAL_TARGET_KINDS = ("campaign", "alert")  # targets of jobs that only Timebell creates
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +89,8 @@ class Jobs:
     """Job operations.
 
     `ensure_open` opens the store if needed, `check_target` validates targets, `payload_encoder` validates and encodes
-    payloads. `has_payload_type` returns whether a handler declares the payload type of a topic.
+    payloads. `has_payload_type` returns whether a handler declares the payload type of a topic. `features` erase their
+    own data.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Jobs:
         check_target: Callable[[Any], dict[str, Any] | None],
         payload_encoder: PayloadEncoder,
         default_timezone: str | None,
+        features: Sequence[Feature],
         has_payload_type: Callable[[str], bool],
     ) -> None:
         self._store = store
@@ -110,6 +111,7 @@ class Jobs:
         self._payload_encoder = payload_encoder
         self._default_timezone = default_timezone
         self._has_payload_type = has_payload_type
+        self._features = features
 
     async def create(
         self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
@@ -186,7 +188,7 @@ class Jobs:
             expires = resolved.at + timedelta(seconds=parse_seconds(spec.expires_after, "expires_after"))
         retry = Retry.parse(spec.retry)
         topic = check_topic(spec.topic)
-        payload, metadata = encode_payload(topic, spec.payload, metadata, target, self._payload_encoder)
+        payload, metadata = encode_payload(topic, spec.payload, metadata, target, self._payload_encoder, self._features)
         tenant_id = "default" if spec.tenant_id is None else check_text(spec.tenant_id, "tenant_id")
         return NewJob(
             id=id_, tenant_id=tenant_id, topic=topic,
@@ -325,15 +327,18 @@ class Jobs:
         """
         await self._ensure_open()
         now = self._clock.now()
+        internal_kinds = {"alert", *(kind for feature in self._features for kind in feature.internal_target_kinds)}
 
         def encode_for(failed: Job) -> tuple[str, str | None]:
-            if (failed.target or {}).get("kind") in INTERNAL_TARGET_KINDS:
+            if (failed.target or {}).get("kind") in internal_kinds:
                 raise InvalidPayload(
                     f"The payload of a job of {failed.topic} is internal to Timebell.", code="INVALID_PAYLOAD",
                     fix="Retry the job without another payload.",
                 )  # fmt: skip
             unversioned = {name: text for name, text in failed.metadata.items() if name != VERSION_KEY}
-            encoded, metadata = encode_payload(failed.topic, payload, unversioned, failed.target, self._payload_encoder)
+            encoded, metadata = encode_payload(
+                failed.topic, payload, unversioned, failed.target, self._payload_encoder, self._features
+            )
             return encoded, encode(metadata, "metadata") if metadata else None
 
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
@@ -366,7 +371,8 @@ class Jobs:
     async def erase(self, owner_id: str, tenant_id: str) -> erasure.ErasureResult:
         """Erase the data of all jobs of an owner (GDPR)."""
         await self._ensure_open()
-        return await self._store.run(erasure.erase, tenant_id, check_text(owner_id, "owner_id"), self._clock.now())
+        owner_id = check_text(owner_id, "owner_id")
+        return await self._store.run(erasure.erase, tenant_id, owner_id, self._clock.now(), self._features)
 
     async def get(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
         """Return a job, live or finished. Raises NotFound."""

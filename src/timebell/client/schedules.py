@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from timebell.client.validation import (
 from timebell.clock import Clock
 from timebell.engine.planner import build_job
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
+from timebell.feature import Feature
 from timebell.ids import new_id
 from timebell.model import page, preconditions
 from timebell.model.job import Job
@@ -66,6 +67,7 @@ class Schedules:
         check_target: Callable[[Any, OnUnhandled | None], dict[str, Any] | None],
         payload_encoder: PayloadEncoder,
         default_timezone: str | None,
+        features: Sequence[Feature],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -73,6 +75,7 @@ class Schedules:
         self._check_target = check_target
         self._payload_encoder = payload_encoder
         self._default_timezone = default_timezone
+        self._features = features
 
     async def find_created_at(self, options: Mapping[str, Any], connection: Any = None) -> datetime | None:
         """Return when the schedule named by these options was created, if it exists: its interval is anchored there."""
@@ -185,7 +188,7 @@ class Schedules:
         on_unhandled = None if on_unhandled is None else parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
         target = self._check_target(options.pop("target", None), on_unhandled)
         payload, metadata = encode_payload(
-            check_topic(topic), options.pop("payload", None), metadata, target, self._payload_encoder
+            check_topic(topic), options.pop("payload", None), metadata, target, self._payload_encoder, self._features
         )
         encode(metadata, "metadata")
         return Action(

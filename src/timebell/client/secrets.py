@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from timebell.client.validation import check_text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
+from timebell.feature import Feature
 from timebell.model import page
 from timebell.model.page import Page
 from timebell.model.target import Secret
@@ -24,16 +25,19 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 class Secrets:
     """Secret operations. A target refers to a secret with `{"secret": "name"}`.
 
-    `ensure_open` opens the store if needed; `get_keyring` provides the keys for encryption.
+    `ensure_open` opens the store if needed; `get_keyring` provides the keys for encryption; objects of `features` may
+    refer to secrets.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, ensure_open: Callable[[], Any], get_keyring: Callable[[], Keyring]
+        self, store: Store, clock: Clock, ensure_open: Callable[[], Any], get_keyring: Callable[[], Keyring],
+        features: Sequence[Feature],
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._ensure_open = ensure_open
         self._get_keyring = get_keyring
+        self._features = features
 
     async def put(
         self, name: str, value: str, *, replace: bool | None = None, tenant_id: str = "default",
@@ -68,7 +72,7 @@ class Secrets:
     async def delete(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Secret:
         """Delete a secret. Raises NotFound, and Conflict (SECRET_IN_USE) while anything refers to it."""
         await self._ensure_open()
-        deleted = await self._run(connection, secrets.delete_secret, tenant_id, name)
+        deleted = await self._run(connection, secrets.delete_secret, tenant_id, name, self._features)
         if deleted is None:
             raise secrets.no_such_secret(name)
         return deleted

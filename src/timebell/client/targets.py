@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from timebell.client.validation import check_text
 from timebell.clock import Clock
 from timebell.engine import named_targets
 from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.feature import Feature
 from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.page import Page
@@ -51,18 +52,19 @@ class Targets:
     """Target operations.
 
     `ensure_open` opens the store if needed, `get_keyring` provides the keys for secrets, `find_kind` returns the target
-    implementation of a kind.
+    implementation of a kind. `features` have objects that may use targets.
     """
 
     def __init__(
         self, store: Store, clock: Clock, ensure_open: Callable[[], Any], get_keyring: Callable[[], Keyring],
-        find_kind: Callable[[str], Target],
+        find_kind: Callable[[str], Target], features: Sequence[Feature],
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._ensure_open = ensure_open
         self._get_keyring = get_keyring
         self._find_kind = find_kind
+        self._features = features
 
     async def put(
         self, name: str, kind: str, options: Mapping[str, Any], *, signing_secret: str | None = None,
@@ -128,7 +130,8 @@ class Targets:
 
     async def delete(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> NamedTarget:
         """Delete a target. Raises NotFound, and Conflict (TARGET_IN_USE) while schedules, triggers or jobs use it."""
-        return await self._run_on_target(connection, name, targets.delete_target, tenant_id, name, self._clock.now())
+        delete_args = (tenant_id, name, self._clock.now(), self._features)
+        return await self._run_on_target(connection, name, targets.delete_target, *delete_args)
 
     async def enable(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> NamedTarget:
         """Enable a disabled target; jobs that failed meanwhile have to be retried manually. Raises NotFound."""

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from timebell.errors import InvalidInput, NotFound
+from timebell.feature import Feature
 from timebell.model.payload import decode, encode, sanitize_text
 from timebell.model.routes import COMPLETE_UNHANDLED
 from timebell.targets import bodies
 from timebell.targets.payloads import to_json_value
-from timebell.targets.push.target import check_renders
 
 PRIORITIES = range(-32_768, 32_768)
 
@@ -74,6 +74,7 @@ def encode_payload(
     metadata: dict[str, Any],
     target: Mapping[str, Any] | None,
     payload_encoder: PayloadEncoder,
+    features: Iterable[Feature],
 ) -> tuple[str, dict[str, Any]]:
     """Return a payload as JSON, and the metadata to store. Raises InvalidPayload.
 
@@ -83,10 +84,11 @@ def encode_payload(
         return payload_encoder(topic, payload, metadata)
     encoded = encode(to_json_value(payload))
     known = {"topic": topic, "payload": decode(encoded), "metadata": metadata}
-    if target.get("kind") == "push":
-        check_renders(bodies.sample_delivery(**known), target["options"])
-    else:
-        bodies.check_renders(target.get("options", {}), **known)
+    for feature in features:
+        if target.get("kind") in feature.target_kinds:
+            feature.check_renders(target["kind"], bodies.sample_delivery(**known), target["options"])
+            return encoded, metadata
+    bodies.check_renders(target.get("options", {}), **known)
     return encoded, metadata
 
 

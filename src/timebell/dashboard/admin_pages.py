@@ -8,7 +8,8 @@ from fastapi import APIRouter, Response
 
 from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.rendering import NAVIGATION, format_seconds, to_datetime
+from timebell.dashboard.pages import pages_of
+from timebell.dashboard.rendering import format_seconds, navigation, to_datetime
 from timebell.dashboard.views import CurrentView, PageRoute
 from timebell.model.billing_months import month_start
 from timebell.store.audit import overview as rows
@@ -103,10 +104,7 @@ async def drain(id: str, view: CurrentView) -> Response:
 
 @routes.get("/ui/search")
 async def search(view: CurrentView, q: str = "") -> Response:
-    """Search schedules, campaigns and triggers by a part of the name, a job by id, topics, and pages.
-
-    Only the newest 200 campaigns and triggers are searched.
-    """
+    """Search schedules and objects of features by a part of the name, a job by id, topics, and pages."""
     q = q.strip()
     hits = []
     if parse_uuid(q) is not None:
@@ -115,18 +113,12 @@ async def search(view: CurrentView, q: str = "") -> Response:
     if q:
         schedules = (await view.get("/schedules", contains=q, limit=MAX_HITS_PER_KIND))["items"]
         hits += [(each["name"], f"/ui/schedules/{quote_segment(each['id'])}", "schedule") for each in schedules]
-        for collection, kind in (("campaigns", "campaign"), ("triggers", "trigger")):
-            newest = (await view.get(f"/{collection}", limit=200))["items"]
-            names = [(each["name"], each["id"] if collection == "campaigns" else each["name"]) for each in newest]
-            hits += [
-                (name, f"/ui/{collection}/{quote_segment(id_)}", kind)
-                for name, id_ in names
-                if name and q.lower() in name.lower()
-            ][: MAX_HITS_PER_KIND // 2]
+        for pages in pages_of(view.app.features).values():
+            if pages.search is not None:
+                hits += (await pages.search(view, q))[: MAX_HITS_PER_KIND // 2]
         hits.append((f"Jobs with topic {q}", f"/ui/jobs?q=topic:{quote_segment(q)}", "jobs"))
-    hits += [
-        (label, url, "page") for _, url, label, role, _ in NAVIGATION if q.lower() in label.lower() and view.may(role)
-    ]
+    entries = [each for each in navigation(view.app.features) if view.may(each.role)]
+    hits += [(each.label, each.url, "page") for each in entries if q.lower() in each.label.lower()]
     return view.render("search", hits=hits[: 2 * MAX_HITS_PER_KIND], q=q)
 
 

@@ -51,7 +51,7 @@ class ApiClient:
     def __post_init__(self) -> None:
         self._application.state.authenticator = self.authenticator
         install_handlers(self._application)
-        self._application.router.routes.extend(v1.routes.routes)
+        self._application.router.routes.extend(v1.build_routes(self.authenticator.app.features).routes)
 
     async def request(
         self, caller: Caller, request_id: str, method: str, path: str, body: Any = None,

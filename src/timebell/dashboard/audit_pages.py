@@ -53,7 +53,7 @@ async def forecast(view: CurrentView, hours: int = 24) -> Response:
     return view.render(
         "forecast", report=report, hours=hours, bars=chart_bars(report, hours), spans=table_spans(report, hours),
         ticks=[start + n * quarter for n in range(5)],
-        peaks=[minute for minute in report["minutes"] if minute["herd"]][:20],
+        peaks=[minute for minute in report["minutes"] if minute["peak"]][:20],
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def chart_bars(report: dict[str, Any], hours: int) -> list[dict[str, Any]]:
         n, count = int((to_datetime(minute["at"]) - start) / span), minute["schedules"] + minute["jobs"]
         bar = bars.get(n)
         if bar is None or count > bar["count"]:
-            bars[n] = {"x": max(0, n), "count": count, "is_peak": minute["herd"], "at": minute["at"]}
+            bars[n] = {"x": max(0, n), "count": count, "is_peak": minute["peak"], "at": minute["at"]}
     return [bars[n] for n in sorted(bars) if n < MAX_BARS]
 
 

@@ -28,13 +28,13 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.post("/ui/schedules/several")
 async def change_schedules(view: CurrentView) -> Response:
-    """Pause, resume or delete the selected schedules. Raises InvalidInput (NOTHING_CHOSEN)."""
+    """Pause, resume or delete the selected schedules. Raises InvalidInput (NOTHING_SELECTED)."""
     return await _bulk_action(view, "schedules", "/ui/schedules")
 
 
 @routes.post("/ui/jobs/several")
 async def change_jobs(view: CurrentView) -> Response:
-    """Cancel or retry the selected jobs, then return to the filtered list. Raises InvalidInput (NOTHING_CHOSEN)."""
+    """Cancel or retry the selected jobs, then return to the filtered list. Raises InvalidInput (NOTHING_SELECTED)."""
     q = view.form.get("q", "")
     return await _bulk_action(view, "jobs", f"/ui/jobs?q={quote(q, safe='')}" if q else "/ui/jobs")
 
@@ -47,7 +47,7 @@ async def _bulk_action(view: View, kind: str, list_url: str) -> Response:
     }  # fmt: skip
     if action not in ACTION_LABELS[kind] or not selected:
         raise InvalidInput(
-            f"No {kind.removesuffix('s')} is selected.", code="NOTHING_CHOSEN", fix="Select at least one."
+            f"No {kind.removesuffix('s')} is selected.", code="NOTHING_SELECTED", fix="Select at least one."
         )
     variables: dict[str, Any] = {"action": action, "selected": selected, "kind": kind, "list_url": list_url}
     if "sure" not in view.form:

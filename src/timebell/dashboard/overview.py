@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse
 from timebell.alarm import Alarm
 from timebell.api.streams import EventStream
 from timebell.dashboard.overview_data import Tiles
+from timebell.dashboard.pages import Notice, pages_of
 from timebell.dashboard.rendering import TimeFormatter, render_template
 from timebell.dashboard.sessions import Sessions
 from timebell.dashboard.views import CurrentView, PageRoute, View
@@ -40,9 +41,20 @@ async def overview(view: CurrentView, days: str = "") -> Response:
     return view.render(
         "overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None),
         shows_week=shows_week, timelines=timelines, ticks=axis_ticks(view, shows_week),
-        missed_ids={item.id for item in tiles.signals.missed},
+        notices=_notices(view, tiles), missed_ids={item.id for item in tiles.signals.missed},
         failing_topics={item.name for item in tiles.signals.dead_lately},
     )  # fmt: skip
+
+
+def _notices(view: View, tiles: Tiles) -> list[Notice]:
+    """Return the items of features that need attention."""
+    pages = pages_of(view.app.features)
+    return [
+        describe(item)
+        for feature, status in tiles.signals.of_features.items()
+        if feature in pages and (describe := pages[feature].describe_attention) is not None
+        for item in status.attention
+    ]
 
 
 @routes.get("/ui/runs")

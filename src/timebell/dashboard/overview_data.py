@@ -15,12 +15,11 @@ from itertools import islice
 from typing import Any
 
 from timebell.app import Timebell
+from timebell.feature import Feature
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.audit import overview as rows
 from timebell.store.audit.overview import TenantStatus
-from timebell.store.campaigns import progress
-from timebell.store.campaigns.progress import ChunkMap
 
 TILES_TTL_SECONDS = 1.0
 UPCOMING_TTL_SECONDS = 15.0
@@ -33,8 +32,6 @@ DENSE_FIRES = 48  # a timeline with this many runs is drawn as a bar, because do
 MAX_FIRES = 2_000
 LAG_SAMPLE_SIZE = 1_000  # newest runs that the start lag is computed from
 HISTORY_HOURS = 48
-PACE_WINDOW_SECONDS = 10.0  # the pace of a campaign is averaged over this time
-AUDIENCE_TTL_SECONDS = 300.0
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
@@ -110,16 +107,9 @@ class Tiles:
     def attention_count(self) -> int:
         """Number of items that need attention."""
         s = self.signals
-        lists = (s.missed, s.overdue, s.errored, s.disabled, s.dead_lately, s.paused_campaigns, s.sources, s.quota)
+        of_features = (status.attention for status in s.of_features.values())
+        lists = (s.missed, s.overdue, s.errored, s.disabled, s.dead_lately, s.quota, *of_features)
         return sum(map(len, lists)) + bool(s.backlog_jobs) + s.stopped
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignProgress:
-    """Chunks of a campaign, and the number of its recipients."""
-
-    chunk_map: ChunkMap
-    audience_size: int
 
 
 class OverviewCache:
@@ -143,7 +133,7 @@ class OverviewCache:
                 known_rows = []
             since = max(now - HOUR, known_rows[0].finished_at - LATE_COMMIT_MARGIN) if known_rows else now - HOUR
             status: TenantStatus = await self._app.store.run(
-                rows.get_status, tenant_id, now, OVERDUE_AFTER_SECONDS, since
+                rows.get_status, tenant_id, now, OVERDUE_AFTER_SECONDS, self._app.features, since
             )
             # Newest first: append the known rows between `since` and an hour ago to those just read.
             start = bisect_right(known_rows, now - since, key=lambda row: now - row.finished_at)
@@ -152,7 +142,7 @@ class OverviewCache:
             self._recent_runs[tenant_id] = (ended, fully_read_at if known_rows else at)
             return _build_tiles(replace(status, ended=ended), upcoming_fires, now)
 
-        return await self._cached("tiles", tenant_id, TILES_TTL_SECONDS, load)  # type: ignore[no-any-return]
+        return await self.cached("tiles", tenant_id, TILES_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
     def dead_count(self, tenant_id: str) -> int:
         """Return the cached number of dead letters; 0 if the tiles have not been read."""
@@ -164,44 +154,14 @@ class OverviewCache:
         status = self._cached_status(tenant_id)
         return {**status.counts, "failed": status.dead} if status is not None else {}
 
-    def running_campaigns(self, tenant_id: str) -> int:
-        """Return the cached number of running or paused campaigns; 0 if the tiles have not been read."""
+    def active_counts(self, tenant_id: str) -> dict[Feature, int]:
+        """Return the cached numbers of active objects of features; empty if the tiles have not been read."""
         status = self._cached_status(tenant_id)
-        return status.active_campaigns if status is not None else 0
+        return {feature: each.active for feature, each in status.of_features.items()} if status is not None else {}
 
     def _cached_status(self, tenant_id: str) -> TenantStatus | None:
         entry = self._entries.get(("tiles", tenant_id))
         return entry[0].signals if entry is not None else None
-
-    async def campaign_progress(self, tenant_id: str, id_: str) -> CampaignProgress:
-        """Return the progress of a campaign, at most a second old.
-
-        The audience may be large, so it is counted every 15 s, and every 5 min once the campaign has started.
-        """
-        campaign = await self._app.campaigns.get(id_, tenant_id=tenant_id)
-
-        async def count() -> int:
-            return await self._app.store.run(progress.count_recipients, campaign)
-
-        is_started = bool(campaign.cutoff)
-        audience_size = await self._cached(
-            "started" if is_started else "planned", f"{tenant_id} {id_}",
-            AUDIENCE_TTL_SECONDS if is_started else UPCOMING_TTL_SECONDS, count,
-        )  # fmt: skip
-        total = max(audience_size, campaign.expected or 0)
-
-        async def load() -> ChunkMap:
-            since = self._app.clock.now() - timedelta(seconds=PACE_WINDOW_SECONDS)
-            return await self._app.store.run(progress.build_chunk_map, campaign, total, since)
-
-        chunk_map = await self._cached("chunks", f"{tenant_id} {id_}", TILES_TTL_SECONDS, load)
-        return CampaignProgress(chunk_map, audience_size)
-
-    async def audience_count(
-        self, tenant_id: str, filters: str, count: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
-        """Return the result of `count` for these filters, at most 15 s old."""
-        return await self._cached("audience", f"{tenant_id} {filters}", UPCOMING_TTL_SECONDS, count)  # type: ignore[no-any-return]
 
     async def upcoming(self, tenant_id: str) -> Upcoming:
         """Return the upcoming runs, at most 15 s old."""
@@ -214,7 +174,7 @@ class OverviewCache:
             due: int = await self._app.store.run(rows.count_due, tenant_id, now + timedelta(hours=1))
             return await asyncio.to_thread(_build_upcoming, schedules, due, now)
 
-        return await self._cached("upcoming", tenant_id, UPCOMING_TTL_SECONDS, load)  # type: ignore[no-any-return]
+        return await self.cached("upcoming", tenant_id, UPCOMING_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
     async def week(self, tenant_id: str) -> list[ScheduleTimeline]:
         """Return the timelines of the next seven days, at most a minute old."""
@@ -226,7 +186,7 @@ class OverviewCache:
             )
             return await asyncio.to_thread(_build_timelines, schedules, now)
 
-        return await self._cached("week", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
+        return await self.cached("week", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
     async def runs_per_hour(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
         """Return the outcomes of each of the last 48 hours, at most a minute old.
@@ -247,22 +207,23 @@ class OverviewCache:
             current_counts = await self._count_hour(tenant_id, current_hour)
             return sorted({**self._runs_by_hour[tenant_id], current_hour: current_counts}.items())
 
-        return await self._cached("runs", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
+        return await self.cached("runs", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
     async def _count_hour(self, tenant_id: str, hour: datetime) -> dict[str, int]:
         return await self._app.store.run(rows.count_outcomes, tenant_id, hour, hour + HOUR)
 
-    async def _cached(self, kind: str, tenant_id: str, seconds: float, load: Any) -> Any:
-        key, clock = (kind, tenant_id), self._app.clock
+    async def cached(self, kind: str, key: str, seconds: float, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the result of `load` for a figure and a key that begins with the tenant, at most `seconds` old."""
+        entry_key, clock = (kind, key), self._app.clock
         if len(self._entries) > 10_000:
             self._entries.clear()
             self._locks.clear()
             self._runs_by_hour.clear()
             self._recent_runs.clear()
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            entry = self._entries.get(key)
+        async with self._locks.setdefault(entry_key, asyncio.Lock()):
+            entry = self._entries.get(entry_key)
             if entry is None or clock.monotonic() - entry[1] >= seconds:
-                entry = self._entries[key] = (await load(), clock.monotonic())
+                entry = self._entries[entry_key] = (await load(), clock.monotonic())
         return entry[0]
 
 

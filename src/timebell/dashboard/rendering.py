@@ -20,7 +20,9 @@ from jinja2.bccache import Bucket
 from jinja2.ext import Extension
 
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.pages import NavigationEntry, pages_of
 from timebell.errors import InvalidInput
+from timebell.feature import Feature
 from timebell.formatting import format_milliseconds, format_relative, to_local
 from timebell.recurrence import tzdata_version, zone
 from timebell.recurrence.instants import parse_instant
@@ -66,29 +68,31 @@ DONE_MESSAGES = {
     "several-pause": "Paused. Nothing runs until resumed.", "several-resume": "Resumed.",
     "several-delete": "Deleted. The history is kept.", "several-retry": "Retries scheduled.",
     "several-cancel": "Cancelled. Pending jobs will not start; running jobs are not retried.",
-    "started": "Sending started.", "pausing": "Paused. Chunks in progress are completed.", "sending": "Resumed.",
-    "approved": "Approved. Sending continues.", "stopping": "Stopped. Chunks in progress are completed.",
-    "retrying": "Sending to the recipients not reached.", "tested": "Test sent as this job.",
-    "scanning": "Scan started.", "watching": "Created. Scanning the existing items.",
     "tried": "Triggered once as this job. No schedule was created or changed.", "enabled": "Target re-enabled.",
     "released": "Backlog released.", "discarded": "Backlog discarded.",
 }  # fmt: skip
-# (key, URL, label, required role, SVG path of the icon)
+# Features come after the first group.
 NAVIGATION = (
-    ("overview", "/ui/", "Overview", "viewer", "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-4H4zM14 8h6V4h-6z"),
-    ("schedules", "/ui/schedules", "Schedules", "viewer", "M12 7v5l3 2M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18z"),
-    ("jobs", "/ui/jobs", "Jobs", "viewer", "M4 7h16M4 12h16M4 17h10"),
-    ("dead", "/ui/dead-letters", "Dead letters", "viewer", "M4 6h16v12H4zM4 7l8 6 8-6"),
-    ("campaigns", "/ui/campaigns", "Campaigns", "viewer",
-     "M4 10v4h3l6 4V6l-6 4zM17 9a4 4 0 0 1 0 6M19.5 6.5a8 8 0 0 1 0 11"),
-    ("triggers", "/ui/triggers", "Triggers", "viewer", "M13 2 5 14h6l-1 8 8-12h-6z"),
-    ("forecast", "/ui/forecast", "Forecast", "viewer", "M4 20V10M9 20V4M14 20v-8M19 20v-5"),
-    ("audit", "/ui/audit", "Audit", "viewer", "M5 12.5 10 17 19 7M4 21h16"),
-    ("targets", "/ui/targets", "Targets", "viewer",
-     "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 15a3 3 0 1 0 0-6 3 3 0 0 0 0 6z"),
-    ("tenants", "/ui/tenants", "Tenants", "admin", "M4 20V6l8-3 8 3v14M9 20v-5h6v5M9 9h.01M15 9h.01"),
-    ("nodes", "/ui/nodes", "Nodes", "viewer", "M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01"),
-)  # fmt: skip
+    NavigationEntry("overview", "/ui/", "Overview", "viewer", "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-4H4zM14 8h6V4h-6z"),
+    NavigationEntry(
+        "schedules", "/ui/schedules", "Schedules", "viewer", "M12 7v5l3 2M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18z"
+    ),
+    NavigationEntry("jobs", "/ui/jobs", "Jobs", "viewer", "M4 7h16M4 12h16M4 17h10"),
+    NavigationEntry("dead", "/ui/dead-letters", "Dead letters", "viewer", "M4 6h16v12H4zM4 7l8 6 8-6"),
+)
+MORE_NAVIGATION = (
+    NavigationEntry("forecast", "/ui/forecast", "Forecast", "viewer", "M4 20V10M9 20V4M14 20v-8M19 20v-5"),
+    NavigationEntry("audit", "/ui/audit", "Audit", "viewer", "M5 12.5 10 17 19 7M4 21h16"),
+    NavigationEntry(
+        "targets",
+        "/ui/targets",
+        "Targets",
+        "viewer",
+        "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 15a3 3 0 1 0 0-6 3 3 0 0 0 0 6z",
+    ),
+    NavigationEntry("tenants", "/ui/tenants", "Tenants", "admin", "M4 20V6l8-3 8 3v14M9 20v-5h6v5M9 9h.01M15 9h.01"),
+    NavigationEntry("nodes", "/ui/nodes", "Nodes", "viewer", "M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01"),
+)
 
 
 class _BytecodeCache(FileSystemBytecodeCache):
@@ -115,11 +119,17 @@ class _StripIndentation(Extension):
         return INDENTATION.sub("", source)
 
 
+def navigation(features: tuple[Feature, ...]) -> tuple[NavigationEntry, ...]:
+    """Return the navigation with the entries of features."""
+    return (*NAVIGATION, *(pages.navigation for pages in pages_of(features).values()), *MORE_NAVIGATION)
+
+
 @cache
-def template_environment() -> Environment:
+def template_environment(features: tuple[Feature, ...]) -> Environment:
     """Return the Jinja environment of all pages."""
+    folders = [PACKAGE_DIR / "templates", *(pages.templates for pages in pages_of(features).values())]
     environment = Environment(
-        loader=FileSystemLoader(PACKAGE_DIR / "templates"), autoescape=True, undefined=StrictUndefined,
+        loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, bytecode_cache=_BytecodeCache(), extensions=[_StripIndentation],
     )  # fmt: skip
     environment.filters |= {
@@ -127,9 +137,10 @@ def template_environment() -> Environment:
         "duration": format_duration, "seconds": format_seconds, "short_summary": short_summary,
     }  # fmt: skip
     environment.globals |= {
-        "NAVIGATION": NAVIGATION, "STATE_LABELS": STATE_LABELS, "SKIP_REASONS": SKIP_REASONS,
+        "NAVIGATION": navigation(features), "STATE_LABELS": STATE_LABELS, "SKIP_REASONS": SKIP_REASONS,
         "HOLD_REASONS": HOLD_REASONS, "version": package_version(), "tzdata": tzdata_version(), "asset_url": asset_url,
         "has_live_scripts": has_live_scripts, "job_state": job_state, "target_label": target_label,
+        "INTERNAL_TARGET_KINDS": {"alert", *(kind for each in features for kind in each.internal_target_kinds)},
     }  # fmt: skip
     return environment
 
@@ -137,12 +148,19 @@ def template_environment() -> Environment:
 def render_template(request: Request, name: str, view: View | None, variables: Mapping[str, Any]) -> str:
     """Render a page as HTML."""
     times = TimeFormatter.from_request(request, view.now if view else None)
+    features = request.app.state.authenticator.app.features
     query = "&".join(pair for pair in request.url.query.split("&") if pair and not pair.startswith("did="))
     shared = {
         "view": view, "times": times, "current_url": request.url.path + (f"?{query}" if query else ""),
-        "flash": DONE_MESSAGES.get(request.query_params.get("did", "")),
+        "flash": done_message(request.query_params.get("did", ""), features),
     }  # fmt: skip
-    return template_environment().get_template(f"{name}.html").render({**shared, **variables})
+    return template_environment(features).get_template(f"{name}.html").render({**shared, **variables})
+
+
+def done_message(did: str, features: tuple[Feature, ...]) -> str | None:
+    """Return the message after a form, or None for an unknown value."""
+    of_features = (pages.done_messages.get(did) for pages in pages_of(features).values())
+    return DONE_MESSAGES.get(did) or next(filter(None, of_features), None)
 
 
 class TimeFormatter:

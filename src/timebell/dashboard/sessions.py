@@ -167,12 +167,14 @@ def set_session_cookie(response: Response, token: str | None) -> None:
 
 
 def check_origin(request: Request) -> None:
-    """Reject forms from other origins. Raises Refused (NOT_OUR_PAGE)."""
+    """Reject forms from other origins. Raises Refused (CROSS_SITE_REQUEST)."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin", "null")
     origin_host = origin.partition("://")[2]
     is_same_host = bool(origin_host) and origin_host == request.headers.get("host")
     if site != "same-origin" if site is not None else not is_same_host:
-        raise Refused("This form was not sent by a Timebell page.", code="NOT_OUR_PAGE", fix="Open the page again.")
+        raise Refused(
+            "This form was not sent by a Timebell page.", code="CROSS_SITE_REQUEST", fix="Open the page again."
+        )
 
 
 def check_token(visitor: Visitor, token: str) -> None:

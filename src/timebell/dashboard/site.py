@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from mimetypes import guess_type
 
 from fastapi import APIRouter, Response
@@ -11,8 +12,6 @@ from timebell.dashboard import (
     admin_pages,
     audit_pages,
     bulk_actions,
-    campaign_form,
-    campaigns,
     dead_letters,
     exports,
     jobs,
@@ -20,24 +19,20 @@ from timebell.dashboard import (
     schedule_form,
     schedules,
     sign_in,
-    trigger_form,
-    triggers,
 )
+from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import STATIC_DIR, template_environment
 from timebell.dashboard.views import SECURITY_HEADERS
+from timebell.feature import Feature
 
 PAGE_MODULES = (
-    sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters, campaign_form, campaigns,
-    trigger_form, triggers, audit_pages, admin_pages,
+    sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters, audit_pages,
 )  # fmt: skip
-# Compile all templates at import: compiling them in the first request would block the event loop of a running engine.
-for template_name in template_environment().list_templates():
-    template_environment().get_template(template_name)
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
-routes = APIRouter(include_in_schema=False)
+static_routes = APIRouter()
 
 
-@routes.get("/ui/static/{name:path}")
+@static_routes.get("/ui/static/{name:path}")
 async def static_file(name: str, v: str = "") -> Response:
     """Serve a static file. Its URL contains a digest (`v`), so browsers may cache it forever."""
     try:
@@ -53,6 +48,18 @@ async def static_file(name: str, v: str = "") -> Response:
     return Response(path.read_bytes(), media_type=media_type, headers=headers)
 
 
-# Registered after the static files: the last module has a route that matches every path.
-for page_module in PAGE_MODULES:
-    routes.include_router(page_module.routes)
+@cache
+def build_routes(features: tuple[Feature, ...]) -> APIRouter:
+    """Return the routes of all pages, with those of the features."""
+    # Compile all templates now: compiling them in the first request would block the event loop of a running engine.
+    environment = template_environment(features)
+    for template_name in environment.list_templates():
+        environment.get_template(template_name)
+    combined = APIRouter(include_in_schema=False)
+    of_features = [router for pages in pages_of(features).values() for router in pages.routers]
+    # The last one has a route that matches every path.
+    for router in (
+        static_routes, *(module.routes for module in PAGE_MODULES), *of_features, admin_pages.routes,
+    ):  # fmt: skip
+        combined.include_router(router)
+    return combined

@@ -23,6 +23,7 @@ from timebell.api.authentication import Authenticator, Caller
 from timebell.app import Timebell
 from timebell.dashboard.api_client import ApiClient, ApiError, ApiResponse
 from timebell.dashboard.overview_data import OverviewCache
+from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import render_template
 from timebell.dashboard.sessions import Sessions, Visitor, check_origin, check_token
 from timebell.errors import InvalidInput, StoreError, TimebellError
@@ -110,9 +111,10 @@ class View:
 
     def render(self, template: str, code: int = 200, /, **variables: Any) -> HTMLResponse:
         """Render a template with the variables that every page needs."""
+        pages, active = pages_of(self.app.features), self.overview_cache.active_counts(self.caller.tenant_id)
         variables["navigation_counts"] = {
             "dead": self.overview_cache.dead_count(self.caller.tenant_id),
-            "campaigns": self.overview_cache.running_campaigns(self.caller.tenant_id),
+            **{pages[feature].navigation.key: count for feature, count in active.items() if feature in pages},
         }
         return HTMLResponse(render_template(self.request, template, self, variables), code)
 

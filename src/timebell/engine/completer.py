@@ -34,15 +34,21 @@ class Completer:
         self._deferred: list[Completion] = []
         self._retry_delay = MIN_LOCKED_RETRY_SECONDS
         self._wakeup: asyncio.Future[None] | None = None
+        self._submitted = self._taken = 0
+        """Numbers of completions: submitted, and taken from the queue to be written."""
+        self._is_failing = False
+        self._progress = asyncio.Event()
+        """Set for a moment when the next batch is taken, or could not be written."""
 
     @property
     def skip_locked(self) -> bool:
         """True if the database has row locks, so that locked rows can be skipped."""
-        return bool(self.node.store.dialect.macros["skip_locked"])
+        return self.node.store.multi_node
 
     def submit(self, *completions: Completion) -> None:
         """Queue completions; their attempts stay in `node.running_attempts` until they are written."""
         self._queue += completions
+        self._submitted += len(completions)
         if self._wakeup is not None:
             if not self._wakeup.done():
                 self._wakeup.set_result(None)
@@ -59,11 +65,35 @@ class Completer:
             self._wakeup = asyncio.get_running_loop().create_future()
             await self._wakeup
 
+    async def wait_for_write(self) -> None:
+        """Wait until all completions submitted so far are written or being written.
+
+        Does not wait while the store is unreachable.
+        """
+        submitted = self._submitted
+        while self._taken < submitted and not self._is_failing:
+            await self._progress.wait()
+
     async def step(self) -> None:
         """Write one batch. On a StoreError, which propagates, the batch stays queued."""
+        try:
+            await self._write_next_batch()
+            self._is_failing = False
+        except BaseException:
+            self._is_failing = True
+            self._report_progress()
+            raise
+
+    def _report_progress(self) -> None:
+        self._progress.set()
+        self._progress.clear()
+
+    async def _write_next_batch(self) -> None:
         batch = self._queue[:MAX_BATCH_SIZE]
         if not batch:
             return
+        self._taken = self._submitted - len(self._queue) + len(batch)
+        self._report_progress()
         try:
             locked = await self.write(batch)
         except StoreError:
@@ -148,7 +178,7 @@ class Completer:
         watched, plain, serialized = _group_by_path(final)
         written: set[str] = set()
         if plain:
-            rows = await (store.run_autocommit if store.dialect.delete_in_cte else store.run)(
+            rows = await (store.run_autocommit if store.dialect.complete_in_one_statement else store.run)(
                 complete.complete_jobs, plain, skip_locked=skip_locked
             )
             all_written = len(rows) == len(plain)  # the usual case

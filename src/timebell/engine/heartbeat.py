@@ -12,12 +12,13 @@ from math import inf
 
 from timebell.engine.completer import Completer
 from timebell.engine.node import Node
-from timebell.engine.runner import finalize_completion
+from timebell.engine.running_attempt import AttemptEvent
 from timebell.model import decide
+from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport
-from timebell.store.cluster import nodes, stalled_sessions
+from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, complete, unhandled_topics
 from timebell.store.tenancy import monthly_quota, tenant_limits
 
@@ -76,7 +77,7 @@ class Heartbeat:
         await self._measure_clock()
         await self._renew_leases()
         # Early, because the following steps may wait for locks of stalled sessions.
-        if terminated := await node.store.run_autocommit(stalled_sessions.terminate_stalled):
+        if terminated := await node.store.run_autocommit(nodes.terminate_stalled_sessions):
             log.warning("terminated database sessions that stalled in the middle of a statement: %s", terminated)
         self.node_record = self._next_node_record()
         if await node.store.run(nodes.announce, self.node_record) and not node.stopping:
@@ -130,10 +131,8 @@ class Heartbeat:
 
     def _stop_lost(self, job_id: str) -> None:
         running = self.node.running_attempts.get(job_id)
-        if running is None or running.task is None or running.task.done() or running.completing:
-            return
-        log.warning("lost the lease of job %s; stopping its attempt %d", job_id, running.attempt.number)
-        running.stop("lost")
+        if running is not None and running.interrupt(AttemptEvent.LOSE_LEASE):
+            log.warning("lost the lease of job %s; stopping its attempt %d", job_id, running.attempt.number)
 
     async def _renew_leases(self) -> None:
         node = self.node
@@ -142,7 +141,7 @@ class Heartbeat:
         aging = [
             (running.attempt.id, running.attempt.number)
             for running in node.running_attempts.values()
-            if running.lease_until < renew_before and not running.completing and running.stop_reason != "lost"
+            if running.lease_until < renew_before and running.needs_lease
         ]
         if not aging:
             return
@@ -203,16 +202,8 @@ class Heartbeat:
         unresponsive = [key for key, since in self._stop_requested_at.items() if now - since >= STOP_TIMEOUT_SECONDS]
         for id_, number in requested:
             running = node.running_attempts.get(id_)
-            if (
-                running is None
-                or running.attempt.number != number
-                or running.stop_reason
-                or running.task is None
-                or running.task.done()
-            ):
-                continue
-            if node.can_cancel(running.attempt):
-                running.stop("stop")
+            if running is not None and running.attempt.number == number and node.can_cancel(running.attempt):
+                running.interrupt(AttemptEvent.STOP)
         attempts = (
             await node.store.run(claim.load_live_attempts, unresponsive, node.clock.now()) if unresponsive else []
         )

@@ -100,7 +100,7 @@ async def deliver(
         trace = mask_secrets("".join(traceback.format_exception(exc)), resolved.secrets)
         log.error("target %s crashed on job %s\n%s", resolved.name, delivery.job_id, trace)
         message = mask_secrets(f"{type(exc).__name__}: {exc}", resolved.secrets)
-        return Outcome.failed("TARGET_BROKE", message[:500])
+        return Outcome.failed("TARGET_ERROR", message[:500])
     outcome.result = mask_secrets(outcome.result, resolved.secrets)
     outcome.error = mask_secrets(outcome.error, resolved.secrets)
     outcome.record = mask_secrets(outcome.record, resolved.secrets)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from timebell.clock import Clock
 from timebell.engine.arrival_stream import ArrivalHub
+from timebell.engine.running_attempt import RunningAttempt
 from timebell.engine.wakeups import Wakeups
+from timebell.feature import Feature
 from timebell.model.job import Attempt, Completion
 from timebell.model.policy import Retry
 from timebell.model.repair_report import RepairReport
@@ -19,11 +20,8 @@ from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.recurrence import Recurrence
 from timebell.store.dialects.base import Store
-from timebell.targets.base import Target, TransactionBlock
-from timebell.targets.handler import FastHandler, Handlers
-
-if TYPE_CHECKING:
-    from timebell.engine.transactional_completion import TransactionalCompletion
+from timebell.targets.base import Target
+from timebell.targets.handler import Handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,53 +37,6 @@ class NodeOptions:
     drain: float = 30.0
     retention: float = 30 * 86_400.0
     name: str = "node"
-
-
-@dataclass(slots=True)
-class RunningAttempt:
-    """An attempt of this node, from claim until its completion is written. `lease_until` is in monotonic seconds."""
-
-    attempt: Attempt
-    lease_until: float
-    completion_factory: Callable[[RunningAttempt], TransactionalCompletion]
-    task: asyncio.Task[None] | None = None
-    stop_reason: str | None = None
-    """Why its task is being cancelled: `lost` (its lease), `drain` (requeue it) or `stop` (superseded)."""
-    started: bool = False
-    completing: bool = False
-    """True while or after a handler transaction completes it; its lease is irrelevant then."""
-    transactional_completion: TransactionalCompletion | None = None
-    """Created when the handler first calls `event.transaction()`."""
-    fast_handler: FastHandler | None = None
-    """The handler, if the attempt qualifies for the fast path."""
-    pending_call: PendingCall | None = None
-    """The rest of a fast-path call whose first step did not finish."""
-
-    def stop(self, reason: str) -> None:
-        """Cancel its task. A task that has not started checks `stop_reason` first, so that it still frees its slot."""
-        self.stop_reason = reason
-        if self.started and self.task is not None:
-            self.task.cancel()
-
-    def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
-        return self._get_completion().transaction(result)
-
-    def join_transaction(
-        self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]
-    ) -> AbstractContextManager[None]:
-        return self._get_completion().join_transaction(result, connection, atomic)
-
-    def _get_completion(self) -> TransactionalCompletion:
-        if self.transactional_completion is None:
-            self.transactional_completion = self.completion_factory(self)
-        return self.transactional_completion
-
-
-class PendingCall(NamedTuple):
-    """The rest of a handler call, and when the call started (monotonic seconds)."""
-
-    awaitable: Awaitable[Any]
-    started_at: float
 
 
 class CachedRevision(NamedTuple):
@@ -110,6 +61,7 @@ class Node:
     wakeups: Wakeups
     named_targets: Mapping[str, Target] = field(default_factory=dict)
     """Targets for jobs that refer to a target by name, by kind."""
+    features: Sequence[Feature] = ()
     secret_key: str | None = field(default=None, repr=False)
     running_attempts: dict[str, RunningAttempt] = field(default_factory=dict)
     revision_cache: dict[tuple[str, int], CachedRevision] = field(default_factory=dict)
@@ -150,6 +102,10 @@ class Node:
             running = running_attempts.get(completion.id)
             if running is not None and running.attempt.number == completion.attempt:
                 del running_attempts[completion.id]
+
+    def cached_revision(self, attempt: Attempt) -> CachedRevision | None:
+        """Return the schedule revision of an attempt; None if it has no schedule, or if that could not be loaded."""
+        return self.revision_cache.get((attempt.schedule_id or "", attempt.revision or 0))
 
     def retry_policy_for(self, attempt: Attempt, own_policy: Mapping[str, Any] | None) -> Retry:
         """Return the retry policy of a job: its own, else its handler's, else the default."""

@@ -1,4 +1,4 @@
-"""Checks just before delivery: trigger items, conditions and monthly quotas.
+"""Checks just before delivery: decisions of features, conditions and monthly quotas.
 
 Concurrent checks share a transaction, so a thousand simultaneously due jobs need only a few.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from timebell.engine.node import Node
 from timebell.errors import InvalidInput, NotFound, StoreError, TimebellError
@@ -17,13 +18,21 @@ from timebell.model.payload import decode, encode
 from timebell.model.preconditions import Preconditions
 from timebell.store.jobs import pre_delivery_check
 from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
-
-if TYPE_CHECKING:
-    from timebell.engine.triggers.source_reads import SourceReader
+from timebell.store.jobs.query_sources import no_such_source
 
 log = logging.getLogger("timebell.preconditions")
 
 MAX_CHECKS_PER_TRANSACTION = 500
+
+
+class DeliveryReader(Protocol):
+    """Reads external data for pre-delivery checks; provided by a feature."""
+
+    async def read(self, checks: Sequence[DeliveryCheck]) -> tuple[dict[str, QueryResult], dict[str, TimebellError]]:
+        """Return the results of the `unless` queries, and the errors of jobs that must wait, by job id."""
+
+    async def close(self) -> None:
+        """Close all connections."""
 
 
 class PreDeliveryCheck:
@@ -31,7 +40,7 @@ class PreDeliveryCheck:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._source_reader: SourceReader | None = None
+        self._readers: list[DeliveryReader] | None = None
         self._pending: dict[str, tuple[DeliveryCheck, asyncio.Future[Decision | TimebellError]]] = {}
         self._checking: asyncio.Task[None] | None = None
 
@@ -58,9 +67,26 @@ class PreDeliveryCheck:
         return self._completion_for(attempt, await asyncio.shield(decision))
 
     async def close(self) -> None:
-        """Close the source adapters."""
-        if self._source_reader is not None:
-            await self._source_reader.close()
+        """Close the readers."""
+        for reader in self._readers or ():
+            await reader.close()
+
+    async def _read(
+        self, checks: Sequence[DeliveryCheck]
+    ) -> tuple[dict[str, QueryResult], dict[str, TimebellError]]:  # fmt: skip
+        """Return the query results and the errors of these jobs. A query that no feature can run is an error."""
+        if self._readers is None:  # created on first use, because they load drivers
+            readers = (feature.create_delivery_reader(self.node) for feature in self.node.features)
+            self._readers = [reader for reader in readers if reader is not None]
+        results, errors = dict[str, QueryResult](), dict[str, TimebellError]()
+        for reader in self._readers:
+            found, failed = await reader.read(checks)
+            results |= found
+            errors |= failed
+        for check in checks:
+            if check.unless is not None and check.id not in results and check.id not in errors:
+                errors[check.id] = no_such_source(check.unless.source)
+        return results, errors
 
     async def _check_pending(self) -> None:
         while self._pending:
@@ -73,14 +99,11 @@ class PreDeliveryCheck:
                 checks = [check for check, _ in batch.values()]
                 queries: dict[str, QueryResult] = {}
                 if reads := [check for check in checks if check.checks_trigger or check.unless]:
-                    from timebell.engine.triggers.source_reads import SourceReader  # imported only if sources are used
-
-                    self._source_reader = self._source_reader or SourceReader(self.node)
-                    queries, errors = await self._source_reader.read(reads)
+                    queries, errors = await self._read(reads)
                     decisions |= errors
                     checks = [check for check in checks if check.id not in errors]
                 decisions |= await self.node.store.run(
-                    pre_delivery_check.decide, checks, self.node.clock.now(), queries
+                    pre_delivery_check.decide, checks, self.node.clock.now(), queries, self.node.features
                 )
             except StoreError as exc:
                 error = exc

@@ -17,6 +17,7 @@ from timebell.engine.leader import repair
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
 from timebell.engine.planner import Planner
+from timebell.engine.running_attempt import AttemptEvent
 from timebell.engine.worker import Worker
 from timebell.errors import StoreError
 from timebell.model.repair_report import RepairReport
@@ -67,7 +68,7 @@ class Service:
                     ("scanner", self.worker.scanner.step, node.wakeups.scanner),
                     ("operations", self.leader.operations.step, node.wakeups.operations),
                     ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
-                    ("sources", self.leader.source_poller.step, node.wakeups.sources),
+                    *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
                     ("leader", self.leader.step, node.wakeups.leader),
                 )
             ]
@@ -79,7 +80,8 @@ class Service:
                 for task in (*tasks, completer_task):
                     task.cancel()
                 await asyncio.gather(*tasks, completer_task, return_exceptions=True)
-                await self.leader.source_poller.close()
+                for feature_service in self.leader.feature_services.values():
+                    await feature_service.close()
                 await self.worker.runner.pre_delivery_check.close()
                 await self._deregister()
                 node.handlers.threads.shutdown(wait=False, cancel_futures=True)
@@ -182,8 +184,7 @@ class Service:
         ):
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
         for running in list(node.running_attempts.values()):
-            if running.task is not None and not running.task.done():
-                running.stop("drain")
+            running.interrupt(AttemptEvent.DRAIN)
         if self.worker.tasks:
             await asyncio.wait(self.worker.tasks, timeout=1)
         for _ in range(100):

@@ -8,7 +8,6 @@ leaves nothing behind, and a frozen or timed-out attempt cannot commit.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -22,15 +21,14 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timebell.engine.node import Node, RunningAttempt
+from timebell.engine.node import Node
+from timebell.engine.running_attempt import AttemptEvent, RunningAttempt
 from timebell.errors import Conflict, TimebellError
-from timebell.model.job import Attempt, Completion, JobState
+from timebell.model.job import Attempt, Completion
 from timebell.store.dialects.base import Finish
 from timebell.store.jobs import serial
 from timebell.store.jobs.outcome_notices import complete_with_notices
 from timebell.store.transaction import NO_SUBJECTS, Transaction
-
-log = logging.getLogger("timebell.runner")
 
 
 class TransactionalCompletion:
@@ -43,8 +41,6 @@ class TransactionalCompletion:
         self.running_attempt = running_attempt
         self.completed: Completion | None = None
         """The committed completion."""
-        self.lost = False
-        """True if the fence check failed, so another transaction owns or finished the attempt."""
         self._make_completion = make_completion
         self._subjects = NO_SUBJECTS
 
@@ -88,7 +84,7 @@ class TransactionalCompletion:
     def _completing(self, result: Callable[[], Any]) -> Iterator[Finish]:
         """Yield the function that completes the job in the transaction. A normal exit means it was committed.
 
-        Raises Conflict (ATTEMPT_OVER) if the attempt cannot complete the job.
+        Raises Conflict (ATTEMPT_ENDED) if the attempt cannot complete the job.
         """
         if self.completed is not None:
             raise self._attempt_over("This attempt has completed it already")
@@ -96,7 +92,7 @@ class TransactionalCompletion:
 
         # The simulation crashes nodes at operations by their function name; its registry contains `complete_one`.
         def complete_one(tx: Transaction) -> None:
-            self.running_attempt.completing = True
+            self.running_attempt.transition(AttemptEvent.COMMIT)
             completion = self._make_completion(self.running_attempt.attempt, result())
             completions.append(completion)
             written = (
@@ -104,39 +100,22 @@ class TransactionalCompletion:
             )
             self._subjects = tx.subjects
             if completion.id not in written:
-                self.lost = True
                 raise self._attempt_over("The attempt was taken over or timed out")
 
         try:
             yield complete_one
         except BaseException:
-            self.running_attempt.completing = False
+            self.running_attempt.transition(AttemptEvent.ROLL_BACK)
             raise
         self.completed = completions[-1]
+        self.running_attempt.transition(AttemptEvent.COMPLETE)
 
     def _attempt_over(self, reason: str) -> Conflict:
         attempt = self.running_attempt.attempt
         return Conflict(
             f"Attempt {attempt.number} cannot complete job {attempt.id}. {reason}; this transaction was rolled back.",
-            code="ATTEMPT_OVER", fix="Let the error propagate out of the handler.", existing=attempt.id,
+            code="ATTEMPT_ENDED", fix="Let the error propagate out of the handler.", existing=attempt.id,
         )  # fmt: skip
-
-    def report_outcome(self, completion: Completion | None) -> None:
-        """Count and log an attempt that was completed or lost before its handler returned; nothing more is written."""
-        attempt, counters = self.running_attempt.attempt, self.node.counters
-        if self.completed is None:
-            counters.fenced += 1
-            log.warning("attempt %d of job %s was lost; its transaction was rolled back", attempt.number, attempt.id)
-            return
-        counters.ended += 1
-        if completion is None or completion.state is not JobState.COMPLETED:
-            error = None if completion is None else completion.error or completion.reason or completion.state
-            log.error("the handler of job %s failed after its transaction had completed the job: %s", attempt.id, error)
-        elif completion.result not in (None, self.completed.result):
-            log.warning(
-                "the return value of the handler of job %s is discarded, because the job was completed before: set"
-                " event.result inside the transaction", attempt.id,
-            )  # fmt: skip
 
 
 def _reject_event_loop_thread() -> None:

@@ -17,9 +17,13 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from timebell.engine.completer import Completer
-from timebell.engine.node import CachedRevision, Node, RunningAttempt
+from timebell.engine.delivery import StartedCall
+from timebell.engine.fast_path import FastPath
+from timebell.engine.node import CachedRevision, Node
 from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
+from timebell.engine.running_attempt import RunningAttempt
+from timebell.engine.time_slice import TimeSlice
 from timebell.engine.upcoming_claims import UpcomingClaims
 from timebell.model.job import Attempt, Completion
 from timebell.model.routes import Routes, named_target_route
@@ -59,6 +63,8 @@ class Worker:
     def __init__(self, node: Node, completer: Completer) -> None:
         self.node = node
         self.runner = Runner(node)
+        self.time_slice = TimeSlice(node.clock.monotonic, completer.wait_for_write)
+        self.fast_path = FastPath(node, self.runner.deliverer, self.runner.completions, self.time_slice)
         self.completer = completer
         target_routes = Routes(
             frozenset(f"@{kind}" for kind in node.targets if kind != "handler")
@@ -320,7 +326,7 @@ class Worker:
         """Create tasks for attempts: one each, or a shared one for adjacent attempts likely to finish in one step."""
         group: deque[RunningAttempt] = deque()
         for running in started:
-            running.fast_handler = self.runner.fast_path_handler(running.attempt)
+            running.fast_handler = self.fast_path.handler_for(running.attempt)
             if running.fast_handler is not None and running.fast_handler.finishes_immediately:
                 group.append(running)
                 continue
@@ -335,24 +341,24 @@ class Worker:
         task = asyncio.get_running_loop().create_task(self._run_group(group, pool))
         if not task.done():  # an eager task may be
             self.tasks.add(task)
-        for running in group:
-            running.task = task
 
     async def _run_group(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
         """Run attempts one after another and submit their completions; a slot is freed as soon as its work ends.
 
-        An attempt that does not finish in its first step keeps this task; the attempts after it get other tasks.
+        An attempt that does not finish in its first step keeps this task; the attempts after it get other tasks. So do
+        those that are left at the end of the time slice.
         """
         task, clean_context = asyncio.current_task(), copy_context()
-        running: RunningAttempt | None = None
         completions: list[Completion] = []
         try:
             try:
-                if self.runner.run_fast_path(group, clean_context, completions):
-                    running = group.popleft()
-                    if running.fast_handler is not None and running.pending_call is not None:
-                        # The attempts after it probably do not either: each gets its own task.
-                        running.fast_handler.finishes_immediately = False
+                await self.time_slice.wait()
+            except BaseException:
+                for running in group:
+                    self._abandon(running, pool)
+                raise
+            try:
+                unfinished = self.fast_path.run(group, clean_context, completions)
             except BaseException:
                 self._abandon(group.popleft(), pool)
                 raise
@@ -362,22 +368,24 @@ class Worker:
                     self.completer.submit(*completions)
                 if group:
                     clean_context.run(self._create_tasks, group, pool)
-            if running is None:
-                return
-            running.task = task
-            try:
-                completion = await self.runner.run(running)
-            except BaseException:
-                self._abandon(running, pool)
-                raise
-            self._free_slots(1, pool)
-            if completion is None:
-                self.node.untrack(running.attempt.id, running.attempt.number)
-            else:
-                self.completer.submit(completion)
+            if unfinished is not None:
+                await self._run(*unfinished, pool)
         finally:
             if task is not None:
                 self.tasks.discard(task)
+
+    async def _run(self, running: RunningAttempt, call: StartedCall | None, pool: SlotPool) -> None:
+        """Run one attempt, or the rest of its call, on the full path."""
+        try:
+            completion = await self.runner.run(running, call)
+        except BaseException:
+            self._abandon(running, pool)
+            raise
+        self._free_slots(1, pool)
+        if completion is None:
+            self.node.untrack(running.attempt.id, running.attempt.number)
+        else:
+            self.completer.submit(completion)
 
     def _abandon(self, running: RunningAttempt, pool: SlotPool) -> None:
         self.node.untrack(running.attempt.id, running.attempt.number)  # its lease expires, then it is recovered

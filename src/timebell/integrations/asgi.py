@@ -35,7 +35,9 @@ def asgi_app(app: Timebell, *, api: bool = True, ui: bool = True) -> ASGIApp:
     API keys, sign-in and `TIMEBELL_SECRET_KEY` work as in a standalone server. Links in pages include the prefix and
     the `root_path` of a proxy.
     """
-    web = HttpApp(app, [*([v1.routes] if api else []), *([site.routes] if ui else [])])
+    web = HttpApp(
+        app, [*([v1.build_routes(app.features)] if api else []), *([site.build_routes(app.features)] if ui else [])]
+    )
 
     async def mounted_app(scope: Scope, receive: Receive, send: Send) -> None:
         prefix = scope.get("root_path", "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from timebell.errors import InvalidPayload
-from timebell.model.payload import encode
+from timebell.model.job import Attempt, Completion, JobState
+from timebell.model.payload import decode, encode, sanitize_text
 
 MAX_RECORDED_ATTEMPTS = 20
 MAX_RECORD_BYTES = MAX_RECORDED_ATTEMPTS * 16_384
@@ -38,3 +39,56 @@ def merge_delivery(records: list[AttemptRecord], delivery: AttemptRecord) -> lis
     others = [record for record in records if record.get("attempt", 0) != number]
     merged = {**delivery, **(same[-1] if same else {})}
     return sorted([*others, merged], key=lambda record: record.get("attempt", 0))
+
+
+def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) -> Completion:
+    """Fill in the fields of a completion that come from its attempt: serial order, group, fence and attempt log."""
+    completion.schedule_id = attempt.schedule_id if attempt.serial else None
+    completion.expected_state = attempt.state
+    completion.group_queue = attempt.queue if attempt.group is not None else None
+    completion.errors = attempt.errors
+    if (
+        completion.state is JobState.COMPLETED and attempt.errors is None and attempt.verdict is None
+        and completion.reason is None and completion.delivery_record is None and completion.progress is None
+        and completion.error is None
+    ):  # fmt: skip
+        return completion  # the usual case: nothing to add to the attempt log
+    completion.reason = None if completion.reason is None else sanitize_text(completion.reason, 200)
+    completion.code = None if completion.code is None else sanitize_text(completion.code, 100)
+    completion.error = None if completion.error is None else sanitize_text(completion.error, 4000)
+    lines = [] if attempt.errors is None else decode(attempt.errors) or []
+    if completion.run_at is not None and completion.state is JobState.PENDING:
+        completion.run_at = max(completion.run_at, attempt.scheduled_at)  # the database's clock may have been set back
+    if lines and (completion.progress is not None or completion.state is JobState.COMPLETED):
+        lines = [_without_progress(line) for line in lines]  # superseded by the latest progress or by the result
+    has_verdict = attempt.verdict is not None and completion.state in (JobState.COMPLETED, JobState.DISPATCHED)
+    if (
+        has_verdict
+        or completion.error is not None
+        or completion.delivery_record is not None
+        or completion.progress is not None
+    ):
+        line = {
+            "attempt": completion.attempt, "startedAt": attempt.started_at.isoformat(),
+            "endedAt": completion.at.isoformat(),
+            "node": node_id, "code": completion.code, "error": completion.error and completion.error[:1000],
+            **(completion.delivery_record or {}),
+        }  # fmt: skip
+        if attempt.target_used is not None:
+            line["target"] = attempt.target_used
+        if attempt.verdict is not None:
+            line["condition"] = attempt.verdict
+        if completion.progress is not None:
+            line["progress"] = completion.progress
+            if completion.error is None:
+                line |= {"code": "POSTPONED", "error": "The attempt was postponed; its progress is stored."}
+        if lines and lines[-1].get("attempt") == completion.attempt:  # merge the report with its dispatch
+            line = {**lines.pop(), **line}
+        completion.errors = encode_recent([*lines, line])
+    elif lines and completion.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):
+        completion.errors = encode_recent(lines)
+    return completion
+
+
+def _without_progress(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "progress"}

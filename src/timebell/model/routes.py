@@ -54,6 +54,15 @@ class Routes:
             return True
         return any(route.startswith(prefix) for prefix in self.prefixes)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the routes as JSON."""
+        return {"exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "allTopics": self.all_topics}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Routes:
+        """Return the routes that `to_json` describes."""
+        return cls(frozenset(fields["exact"]), frozenset(fields["prefixes"]), fields["allTopics"])
+
     @lru_cache(maxsize=256)  # noqa: B019 - a node has two or three instances
     def sql_params(self) -> dict[str, Any]:
         """Return the parameters of the SQL macro that selects these routes."""

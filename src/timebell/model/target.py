@@ -7,10 +7,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 MASK = "***"
 MIN_TRUNCATED_SECRET_LENGTH = 8
 """A secret that is truncated at the end of a text is masked if at least this many characters are left."""
+
+
+class InternalTarget(dict[str, Any]):
+    """The stored form of a target that only Timebell's own code can specify.
+
+    Targets in requests are plain mappings, so they cannot have its kind.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +132,12 @@ def _mask_text(text: str, secrets: Collection[str]) -> str:
                 text = text[:-length] + MASK
                 break
     return text
+
+
+def has_password(url: str) -> bool:
+    """Return whether a URL contains a password, before the host or as a query parameter.
+
+    Raises ValueError for an invalid URL.
+    """
+    parts = urlsplit(url)
+    return bool(parts.password) or not {"password", "passwd"}.isdisjoint(parse_qs(parts.query))

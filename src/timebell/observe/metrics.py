@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from timebell.feature import Feature
 from timebell.observe.counters import Counters, Histogram, LabeledCounter
-from timebell.observe.exposition import Family, Kind, Sample
 from timebell.store.cluster.gauges import Gauges
 
 
 class MetricDefinition(NamedTuple):
     """Kind, labels and help text of a metric."""
 
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     help: str
 
@@ -49,24 +52,10 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_delivery_duration_seconds": MetricDefinition(
         "histogram", ("target_kind",), "Duration of deliveries in seconds."
     ),
-    "timebell_campaign_messages_total": MetricDefinition(
-        "counter", ("fate",), "Campaign messages this node sent: accepted, refused, unknown, again (will be retried)."
-    ),
-    "timebell_source_scans_total": MetricDefinition(
-        "counter", ("outcome",), "Full scans of sources: ok, failed, unauthorized, orphaned."
-    ),
-    "timebell_source_items_total": MetricDefinition(
-        "counter",
-        ("outcome",),
-        "Source items this node received or read: changed, same, stale, unusable.",
-    ),
     "timebell_gate_verdicts_total": MetricDefinition(
         "counter",
         ("verdict",),
         "Pre-delivery checks by verdict: passed, condition, quota, orphaned, paused, withdrawn, waits.",
-    ),
-    "timebell_connection_refreshes_total": MetricDefinition(
-        "counter", ("outcome",), "Token renewals of connections: ok, failed (possibly transient), unauthorized."
     ),
     "timebell_due_found": MetricDefinition("histogram", (), "Due jobs per claim, for claims that returned any."),
     "timebell_claim_conflicts_total": MetricDefinition("counter", (), "Claims that found the due jobs already taken."),
@@ -104,14 +93,7 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_targets_disabled": MetricDefinition(
         "gauge", (), "Targets disabled because their receiver is gone (410); their jobs fail."
     ),
-    "timebell_sources": MetricDefinition(
-        "gauge", ("state",), "Sources that cannot be read: failing, reauthorize, orphaned."
-    ),
     "timebell_schedules": MetricDefinition("gauge", ("state",), "Schedules: active, paused, errored."),
-    "timebell_campaigns": MetricDefinition("gauge", ("state",), "Unfinished campaigns: pending, running, paused."),
-    "timebell_campaign_remaining": MetricDefinition(
-        "gauge", (), "Recipients that running campaigns have yet to reach."
-    ),
     "timebell_evaluation_lag_seconds": MetricDefinition(
         "gauge", (), "Seconds that the first due schedule has been waiting to be planned."
     ),
@@ -122,6 +104,11 @@ METRICS: dict[str, MetricDefinition] = {
         "gauge", ("schedule",), "Time of the last success of a schedule. Opt-in."
     ),
 }
+
+
+def collect_definitions(features: Iterable[Feature]) -> dict[str, MetricDefinition]:
+    """Return the definitions of all metrics, with those of features."""
+    return METRICS | {name: each for feature in features for name, each in feature.metrics().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +125,15 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Data of one scrape. `gauges` is None if the database did not respond."""
+    """Data of one scrape, a collector of prometheus-client. `gauges` is None if the database did not respond."""
 
     counters: Counters
     node: NodeFacts
     gauges: Gauges | None
     labeled: bool
+    features: Sequence[Feature]
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         yield from self._counter_families()
         yield from self._histogram_families()
@@ -153,26 +141,35 @@ class Snapshot:
         yield _gauge("timebell_database_up", self.gauges is not None)
         if self.gauges is not None:
             yield from self._database_families(self.gauges)
+        yield from self._feature_families()
 
-    def _counter_families(self) -> Iterator[Family]:
+    def _feature_families(self) -> Iterator[Metric]:
+        gauges = {} if self.gauges is None else self.gauges.of_features
+        for feature in self.features:
+            for name, (kind, label_names, help_text) in feature.metrics().items():
+                values = self.counters.of_features[name].values if kind == "counter" else gauges.get(name)
+                if values is not None:
+                    new_family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+                    family = new_family(name, help_text, labels=label_names)
+                    for labels, value in list(values.items()):
+                        family.add_metric(labels, value)
+                    yield family
+
+    def _counter_families(self) -> Iterator[Metric]:
         counters = self.counters
         yield _labeled_counter("timebell_fires_total", counters.fires)
         yield _labeled_counter("timebell_fires_not_run_total", counters.not_run)
         yield _labeled_counter("timebell_attempts_total", counters.attempts)
         yield _labeled_counter("timebell_deliveries_total", counters.deliveries)
-        yield _labeled_counter("timebell_campaign_messages_total", counters.campaign_messages)
         yield _labeled_counter("timebell_missed_total", counters.missed)
-        yield _labeled_counter("timebell_source_scans_total", counters.source_scans)
-        yield _labeled_counter("timebell_source_items_total", counters.source_items)
         yield _labeled_counter("timebell_gate_verdicts_total", counters.delivery_check_verdicts)
-        yield _labeled_counter("timebell_connection_refreshes_total", counters.token_refreshes)
         yield _counter("timebell_tolerance_breaches_total", counters.tolerance_breaches)
         yield _counter("timebell_claim_conflicts_total", counters.claim_conflicts)
         yield _counter("timebell_double_fires_total", counters.duplicate_fires)
         yield _labeled_counter("timebell_audit_differences_total", counters.audit_differences)
         yield _counter("timebell_leader_changes_total", counters.leader_changes)
 
-    def _histogram_families(self) -> Iterator[Family]:
+    def _histogram_families(self) -> Iterator[Metric]:
         counters = self.counters
         yield _histogram("timebell_fire_lag_seconds", counters.lag)
         yield _histogram("timebell_run_duration_seconds", counters.run_durations)
@@ -181,25 +178,22 @@ class Snapshot:
         yield _histogram("timebell_due_found", counters.claim_sizes)
         yield _histogram("timebell_db_duration_seconds", counters.database_durations)
 
-    def _node_families(self) -> Iterator[Family]:
+    def _node_families(self) -> Iterator[Metric]:
         node = self.node
         yield _gauge("timebell_leader", node.is_leader)
         yield _gauge("timebell_node_clock_skew_seconds", node.clock_skew_seconds)
         yield _gauges("timebell_node_slots", [(("busy",), node.busy_slots), (("free",), node.free_slots)])
         yield _gauges("timebell_build_info", [((node.version, node.tzdata), 1)])
 
-    def _database_families(self, gauges: Gauges) -> Iterator[Family]:
+    def _database_families(self, gauges: Gauges) -> Iterator[Metric]:
         yield _gauges("timebell_jobs", _label_values(gauges.jobs.items()))
         yield _gauges("timebell_schedules", _label_values(gauges.schedules.items()))
-        yield _gauges("timebell_campaigns", _label_values(gauges.campaigns.items()))
-        yield _gauge("timebell_campaign_remaining", gauges.campaign_remaining)
         yield _gauges("timebell_queue_depth", _label_values(gauges.depths.items()))
         yield _gauge("timebell_oldest_due_age_seconds", gauges.oldest_due_age)
         yield _gauge("timebell_evaluation_lag_seconds", gauges.evaluation_lag)
         yield _gauge("timebell_unhandled_jobs", gauges.unhandled)
         yield _gauge("timebell_dead_letters", gauges.dead_letters)
         yield _gauge("timebell_targets_disabled", gauges.disabled_targets)
-        yield _gauges("timebell_sources", _label_values(gauges.sources.items()))
         if not self.labeled:
             yield _gauge("timebell_schedule_overdue", len(gauges.overdue))
             return
@@ -212,37 +206,32 @@ def _label_values(values: Iterable[tuple[str, float]]) -> list[tuple[tuple[str, 
     return [((label,), value) for label, value in values]
 
 
-def _counter(name: str, value: float) -> Family:
-    return _family(name, [Sample((), value)])
+def _counter(name: str, value: float) -> Metric:
+    return CounterMetricFamily(name, METRICS[name].help, value)
 
 
-def _gauge(name: str, value: float) -> Family:
-    return _family(name, [Sample((), value)])
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, METRICS[name].help, value)
 
 
-def _gauges(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Family:
-    return _family(name, [Sample(_labels(name, labels), value) for labels, value in values])
+def _gauges(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
 
 
-def _labeled_counter(name: str, counter: LabeledCounter) -> Family:
-    return _gauges(name, list(counter.values.items()))
+def _labeled_counter(name: str, counter: LabeledCounter) -> Metric:
+    family = CounterMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
+    for labels, value in list(counter.values.items()):
+        family.add_metric(labels, value)
+    return family
 
 
-def _histogram(name: str, histogram: Histogram) -> Family:
-    samples: list[Sample] = []
+def _histogram(name: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
     bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-    for label_values, series in list(histogram.series.items()):
-        labels, count = _labels(name, label_values), 0
-        for bound, in_bucket in zip(bounds, series.buckets, strict=True):
-            count += in_bucket
-            samples.append(Sample([*labels, ("le", bound)], count, "_bucket"))
-        samples += [Sample(labels, count, "_count"), Sample(labels, series.total, "_sum")]
-    return _family(name, samples)
-
-
-def _labels(name: str, values: tuple[str, ...]) -> list[tuple[str, str]]:
-    return list(zip(METRICS[name].labels, values, strict=True))
-
-
-def _family(name: str, samples: list[Sample]) -> Family:
-    return Family(name, METRICS[name].kind, METRICS[name].help, samples)
+    for labels, series in list(histogram.series.items()):
+        buckets = list(zip(bounds, accumulate(series.buckets), strict=True))
+        family.add_metric(labels, buckets, series.total)
+    return family

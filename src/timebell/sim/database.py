@@ -26,7 +26,6 @@ from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapt
 from timebell.store.dialects.sqlite.store import SqliteStore, engine_for, translate_error
 from timebell.store.jobs import claim
 from timebell.store.open import migrate
-from timebell.store.schedules import schedules
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
@@ -178,11 +177,15 @@ class SimulatedDatabase(SqliteStore):
 
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
-_IDLE_CHECK = (
-    "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL),"  # noqa: S608 - constants only
-    " (SELECT min(heartbeat) FROM timebell_jobs WHERE state = 'dispatched'),"
-    f" ({schedules.SELECT_NEXT_FIRE.template.template}) FROM timebell_jobs WHERE state = 'running'"
-)
+_IDLE_CHECK = """
+SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL),
+    (SELECT min(heartbeat) FROM timebell_jobs WHERE state = 'dispatched'),
+    (SELECT next_fire_at FROM timebell_schedules
+     WHERE enabled AND error IS NULL AND next_fire_at IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)
+     ORDER BY next_fire_at LIMIT 1)
+FROM timebell_jobs WHERE state = 'running'
+"""
 
 
 @types.coroutine

@@ -15,8 +15,8 @@ from timebell.sim.scenario import Outage
 
 MINUTE = timedelta(minutes=1)
 MAX_PEAKS = 5
-MIN_HERD_SIZE = 10
-"""Minimum number of schedules that start at the same instant to be reported as a herd."""
+MIN_PEAK_SIZE = 10
+"""Minimum number of schedules that start at the same instant to be reported as a peak."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ def build_report(
             line.max_lateness = max(line.max_lateness, lateness)
             if lateness > allowed:
                 late.append(LateRun(run, lateness, _find_cause(run, outages)))
-    herds = [(at, len(starters)) for at, starters in instants.items() if len(starters) >= MIN_HERD_SIZE]
+    herds = [(at, len(starters)) for at, starters in instants.items() if len(starters) >= MIN_PEAK_SIZE]
     return Report(
         start, end, [line for line in lines.values() if line.name != "one-shots" or line.accounted_for], late,
         sorted(minutes.items(), key=lambda peak: (-peak[1], peak[0]))[:MAX_PEAKS],

@@ -24,6 +24,7 @@ from sqlalchemy import Connection
 
 from timebell import ids
 from timebell.app import Timebell
+from timebell.engine.running_attempt import AttemptEvent, AttemptState
 from timebell.engine.service import Service
 from timebell.errors import StoreError
 from timebell.model.job import JobState
@@ -387,7 +388,7 @@ class World:
         node.stop_immediately()
         if node.service is not None:
             for attempt in node.service.node.running_attempts.values():
-                attempt.stop("drain")
+                attempt.interrupt(AttemptEvent.DRAIN)
         self._thaw(node)
         self._start_later(node.name, down)
 
@@ -498,7 +499,9 @@ class World:
                 return None
             if node.link.is_cut or node in self._frozen_nodes:
                 return None
-            running_attempts += sum(one.stop_reason != "lost" for one in node.service.node.running_attempts.values())
+            running_attempts += sum(
+                one.state is not AttemptState.LOST for one in node.service.node.running_attempts.values()
+            )
         until = self.database.idle_until(running_attempts)
         return None if until is None else self.clock.deadline(until)
 

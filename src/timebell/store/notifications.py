@@ -14,7 +14,7 @@ import orjson
 
 from timebell.errors import InvalidInput, Refused, StoreUnreachable
 from timebell.store.dialects.base import Store
-from timebell.store.statement import Statement
+from timebell.store.sql import SQL
 from timebell.store.transaction import Transaction
 
 CHANNEL = "timebell_arrived"
@@ -58,12 +58,12 @@ def channel_for(url: str | None, store: Store) -> NotificationChannel | None:
     return PostgresChannel(store, address) if store.multi_node and address.startswith("postgres") else None
 
 
-PUBLISH = Statement("WITH $rows SELECT pg_notify('timebell_arrived', hint) FROM d", hint="text")
+PUBLISH = SQL("SELECT pg_notify('timebell_arrived', hint) FROM unnest(CAST(:hints AS text[])) AS hint")
 REQUEST_HINTS = "SELECT pg_notify('timebell', 'arrivals')"
 
 
 def _publish(tx: Transaction, texts: list[str]) -> None:
-    tx.fetch(PUBLISH, [{"hint": text} for text in texts])
+    tx.run_sql(PUBLISH, hints=texts)
 
 
 class PostgresChannel:

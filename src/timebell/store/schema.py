@@ -156,6 +156,7 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
     ]
 
 
+_SOURCE_IS_FAILING = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")
 _CLAIMABLE = text("state = 'pending' AND hold IS NULL")
 NOT_RUNNING = "state <> 'running'"
 """The condition of the indexes for listing live jobs. Running jobs are excluded, so a claim does not add entries."""
@@ -282,7 +283,13 @@ finished = Table(
     Column("skipped_to", Instant),
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
-    Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
+    Index(
+        "timebell_finished_schedule",
+        "schedule_id",
+        "scheduled_at",
+        postgresql_where=_HAS_SCHEDULE,
+        sqlite_where=_HAS_SCHEDULE,
+    ),
     Index("timebell_finished_tenant", "tenant_id", "state", "id"),
     Index(
         "timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER
@@ -559,4 +566,37 @@ sessions = Table(
     Column("created_at", Instant, nullable=False),
     Column("seen_at", Instant, nullable=False),
     Index("timebell_sessions_created_at", "created_at"),
+)
+
+# External systems that conditions of jobs query, and whose rows triggers watch.
+sources = Table(
+    "timebell_sources",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("kind", String(20), nullable=False),
+    # JSON; {"secret": "name"} stands for the value of a secret.
+    Column("options", Text, nullable=False),
+    # Position up to which changes were read, in the adapter's format; then the current error, if any.
+    Column("cursor", Text),
+    Column("synced_at", Instant),
+    Column("error", Text),
+    Column("error_code", String(100)),
+    Column("orphaned_at", Instant),
+    Column("orphaned_reason", Text),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
+    Index("timebell_sources_name", "tenant_id", "name", unique=True),
+    Index("timebell_sources_failing", "id", postgresql_where=_SOURCE_IS_FAILING, sqlite_where=_SOURCE_IS_FAILING),
+)
+
+# Number of jobs of a tenant charged in a month of its time zone.
+months = Table(
+    "timebell_months",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("used", BigInteger, nullable=False, server_default="0"),
 )

@@ -8,25 +8,23 @@ thread with a MariaDB connection, or on a connection of the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import orjson
-from sqlalchemy import Connection, Executable, Insert, Table, text
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy import Connection, Executable, text
 from sqlalchemy.engine import CursorResult
 
-from timebell.store.statement import Statement, StatementDialect
+from timebell.store.dialects.operations import Operations
+from timebell.store.sql import SQL
+from timebell.store.sql import Row as Row
 
-Row = Mapping[str, Any]
-
-# Subjects of notifications: what a transaction changed that a node may be waiting for.
+# Subjects of notifications: what a transaction changed that a node may be waiting for. Features add theirs.
 JOBS = "jobs"  # a job is due earlier, or may start now
 SCHEDULES = "schedules"  # a schedule is due earlier
 STOPS = "stops"  # a running attempt was requested to stop
 OPERATIONS = "operations"  # an operation was started
-SOURCES = "sources"  # a source is to be read
 NO_SUBJECTS: frozenset[str] = frozenset()
 NOTIFY_HORIZON = timedelta(seconds=10)
 """New jobs due later than this are not notified, because nodes look for them at each heartbeat, twice in this time."""
@@ -44,27 +42,8 @@ NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 probe: Callable[[str], None] | None = None
 
 
-class Dialect(StatementDialect, Protocol):
+class Dialect(Operations, Protocol):
     """The database-specific parts that operations may use."""
-
-    delete_in_cte: bool
-    partitioned: bool
-
-    def to_db(self, instant: datetime | None) -> Any:
-        """Convert an instant to a parameter or JSON value of a Statement."""
-
-    def from_db(self, value: Any) -> Any:
-        """Convert a value from the database to a datetime, or None."""
-
-
-def insert_ignore(dialect: Dialect, table: Table) -> Insert:
-    """Return an INSERT that ignores rows whose key exists already."""
-    if dialect.name.startswith("mysql"):
-        from sqlalchemy.dialects.mysql import insert as mysql_insert
-
-        key = table.primary_key.columns[0]
-        return mysql_insert(table).on_duplicate_key_update({key.name: key})
-    return postgresql_insert(table).on_conflict_do_nothing()  # same syntax in SQLite
 
 
 class Transaction(Protocol):
@@ -74,8 +53,11 @@ class Transaction(Protocol):
     subjects: frozenset[str]
     """What to notify of after the commit."""
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        """Execute a hot statement with a batch of `rows` and other parameters; return its rows."""
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
+        """Execute a literal statement; return its rows."""
+
+    def atomic(self) -> AbstractContextManager[object]:
+        """Return a context whose statements are one transaction, also on a connection in autocommit mode."""
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         """Execute a SQLAlchemy Core statement."""
@@ -123,12 +105,13 @@ class SqlTransaction:
         self.steps = steps
         self.subjects = NO_SUBJECTS
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
-        if statement.columns:
-            params["rows"] = orjson.dumps(rows).decode()
-        result = self.connection.execute(statement.clause(self.dialect), params)
+        result = self.connection.execute(statement.clause, params)
         return [dict(row._mapping) for row in result] if result.returns_rows else []
+
+    def atomic(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         self.steps()

@@ -80,16 +80,16 @@ class Arrived(Generic[P]):
 
         The handler's writes in the block are committed if and only if this attempt completes the job.
         `async with event.transaction() as connection:` yields a SQLAlchemy AsyncConnection; in a sync handler, `with`
-        yields a Connection. An error in the block rolls back and fails the attempt. Raises Conflict (ATTEMPT_OVER) at
-        the end of the block if another attempt took over, and TimebellError (TRANSACTION_NOT_ALONE) if the topic has
-        several handlers.
+        yields a Connection. An error in the block rolls back and fails the attempt. Raises Conflict (ATTEMPT_ENDED) at
+        the end of the block if another attempt took over, and TimebellError (TRANSACTION_NOT_EXCLUSIVE) if the topic
+        has several handlers.
         """
         return self._require_completion().transaction(lambda: self.result)
 
     def _require_completion(self) -> CompletionHandle:
         if self._completion is None:
             raise TimebellError(
-                f"This event of {self.topic} cannot complete its job.", code="TRANSACTION_NOT_ALONE",
+                f"This event of {self.topic} cannot complete its job.", code="TRANSACTION_NOT_EXCLUSIVE",
                 fix="A transaction requires a single handler, called by the engine ('*' observers do not count).",
             )  # fmt: skip
         return self._completion

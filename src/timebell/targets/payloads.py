@@ -105,7 +105,7 @@ _dataclass_adapter = lru_cache(maxsize=1000)(_type_adapter)
 def unknown_type(kind: str, reason: str) -> InvalidInput:
     """Create the error for a payload type that cannot be resolved."""
     return InvalidInput(
-        f"A handler takes {kind}, but its payload type cannot be resolved: {reason}.", code="PAYLOAD_TYPE_UNKNOWN",
+        f"A handler takes {kind}, but its payload type cannot be resolved: {reason}.", code="UNKNOWN_PAYLOAD_TYPE",
         fix="Use a pydantic model, a dataclass or a TypedDict that is defined or imported in the handler's module.",
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ def payload_type_of(
 ) -> PayloadType | None:
     """Return the payload type of a handler: the T of its `Arrived[T]`, with its version and upgrades.
 
-    None if it has neither a type nor a version above 1. Raises InvalidInput (PAYLOAD_TYPE_UNKNOWN, PYDANTIC_MISSING,
+    None if it has neither a type nor a version above 1. Raises InvalidInput (UNKNOWN_PAYLOAD_TYPE, PYDANTIC_MISSING,
     INVALID_VERSION).
     """
     steps = dict(upgrade or {})

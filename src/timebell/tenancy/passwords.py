@@ -19,13 +19,13 @@ MIN_LENGTH, MAX_LENGTH = 12, 200
 
 
 def check_length(password: str) -> str:
-    """Return the password if its length is valid. Raises InvalidInput (PASSWORD_UNFIT).
+    """Return the password if its length is valid. Raises InvalidInput (INVALID_PASSWORD).
 
     Length is the only rule, as NIST SP 800-63B, section 3.1.1.2, recommends.
     """
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise InvalidInput(
-            f"A password must have {MIN_LENGTH} to {MAX_LENGTH} characters.", code="PASSWORD_UNFIT",
+            f"A password must have {MIN_LENGTH} to {MAX_LENGTH} characters.", code="INVALID_PASSWORD",
             fix="Use several words, or a password manager.",
         )  # fmt: skip
     return password

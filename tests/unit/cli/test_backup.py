@@ -208,7 +208,7 @@ def test_server_databases_are_backed_up_with_their_own_tools(
     url = f"{scheme}://me:hunter2@127.0.0.1:1/db"
     with pytest.raises(Refused) as refused:
         backup(Path("dump"), url, None)
-    assert (refused.value.code, refused.value.fix) == ("BACKUP_ELSEWHERE", f"Run: {variable}=... {dump}")
+    assert (refused.value.code, refused.value.fix) == ("USE_DATABASE_BACKUP_TOOLS", f"Run: {variable}=... {dump}")
     with pytest.raises(Refused) as refused:
         restore(Path("dump"), url, None, yes=True)
     assert refused.value.fix == f"Run: {variable}=... {restore_dump} and then: timebell restore"

@@ -117,21 +117,21 @@ def skewed_clock(patch: pytest.MonkeyPatch, _: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "provoke"),
-    [("ZONE_UNKNOWN", with_settings(default_timezone="Europe/Pariss")),
-     ("APP_BROKEN", with_settings(app="nowhere.py")),
+    [("UNKNOWN_TIMEZONE", with_settings(default_timezone="Europe/Pariss")),
+     ("APP_NOT_LOADABLE", with_settings(app="nowhere.py")),
      ("EXTRA_MISSING", without_package("apprise")),
      ("SECRET_KEY_MISSING", with_settings(http_host="0.0.0.0")),
      ("HTTP_WITHOUT_TLS", with_settings(http_host="0.0.0.0", secret_key="x" * 32)),
      ("METRICS_EXPOSED", with_settings(metrics_host="0.0.0.0", metrics_port="9700")),
-     ("WEBHOOKS_REACH_INSIDE", with_settings(webhook_allow_private="true")),
-     ("SECRETS_IN_THE_OPEN", readable_config_file),
-     ("RETENTION_SHORT", with_settings(retention_done="1h")),
-     ("LEASE_TIGHT", with_settings(scheduler_lease="10s")),
-     ("OPEN_FILES_FEW", low_file_limit),
+     ("WEBHOOKS_TO_PRIVATE_ADDRESSES", with_settings(webhook_allow_private="true")),
+     ("SECRETS_FILE_READABLE", readable_config_file),
+     ("RETENTION_TOO_SHORT", with_settings(retention_done="1h")),
+     ("LEASE_TOO_SHORT", with_settings(scheduler_lease="10s")),
+     ("OPEN_FILES_LIMIT_LOW", low_file_limit),
      ("SQLITE_ON_NETWORK", mounted_as("nfs4")),
-     ("SQLITE_NOT_KEPT", mounted_as("tmpfs")),
+     ("SQLITE_NOT_PERSISTENT", mounted_as("tmpfs")),
      ("DISK_ALMOST_FULL", full_disk),
-     ("DATABASE_OLD", old_sqlite),
+     ("DATABASE_TOO_OLD", old_sqlite),
      ("DATABASE_NOT_DURABLE", lax_durability),
      ("CLOCK_SKEWED", skewed_clock)],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -144,7 +144,7 @@ def test_problems_of_settings_and_machine_are_found(
     provoke(monkeypatch, tmp_path)
     found = set(findings(cli, "--database", file_url))
     assert code in found
-    assert found - {code} <= {"OPEN_FILES_FEW", "DISK_ALMOST_FULL", "HTTP_WITHOUT_TLS"}
+    assert found - {code} <= {"OPEN_FILES_LIMIT_LOW", "DISK_ALMOST_FULL", "HTTP_WITHOUT_TLS"}
 
 
 def test_missing_unreachable_or_empty_database_is_found(cli: Cli, tmp_path: Path) -> None:
@@ -157,19 +157,19 @@ def test_missing_unreachable_or_empty_database_is_found(cli: Cli, tmp_path: Path
 def test_port_in_use_is_found(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(listening.getsockname()[1]))
-        assert "PORT_TAKEN" in findings(cli, "--database", file_url)
+        assert "PORT_IN_USE" in findings(cli, "--database", file_url)
 
 
 @pytest.mark.parametrize(
     ("code", "problem"),
-    [("DATABASE_OLD", {"version": 120_018}),
+    [("DATABASE_TOO_OLD", {"version": 120_018}),
      ("DATABASE_READ_ONLY", {"standby": True}),
      ("DATABASE_NOT_UTF8", {"encoding": "SQL_ASCII"}),
      ("ROLE_TOO_STRONG", {"superuser": True}),
      ("CONNECTION_UNENCRYPTED", {"remote": True}),
-     ("CONNECTIONS_SCARCE", {"free_connections": 3}),
+     ("CONNECTIONS_LOW", {"free_connections": 3}),
      ("AUTOVACUUM_OFF", {"autovacuum": False}),
-     ("STATEMENT_TIMEOUT_SHORT", {"statement_timeout": 3000}),
+     ("STATEMENT_TIMEOUT_TOO_SHORT", {"statement_timeout": 3000}),
      ("POOLER_WITHOUT_IDLE_LIMIT", {"pooled": True, "idle_timeout": 0})],
 )  # fmt: skip
 def test_server_configuration_problems_are_found(code: str, problem: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ def test_configuration_problems_of_a_real_server_are_found(
     baseline = set(findings(cli, "--database", postgres_url))
     assert "DATABASE_READ_ONLY" not in baseline
     asyncio.run(alter(f"ALTER DATABASE \"{name}\" SET statement_timeout = '2s'"))
-    assert set(findings(cli, "--database", postgres_url)) - baseline == {"STATEMENT_TIMEOUT_SHORT"}
+    assert set(findings(cli, "--database", postgres_url)) - baseline == {"STATEMENT_TIMEOUT_TOO_SHORT"}
     asyncio.run(alter(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
     found = findings(cli, "--database", postgres_url)
     assert found["DATABASE_READ_ONLY"]["verdict"] == "fail"
@@ -225,7 +225,7 @@ async def _provoke_findings(url: str) -> None:
         "INSERT INTO timebell_nodes (id, name, version, tzdata, routes, heartbeat, started_at, seen_at)"
         " VALUES (:id, :name, :version, :tzdata, :routes, 1, :at, :at)"
     )
-    routes = '{"exact": [], "prefixes": [], "everything": false}'
+    routes = '{"exact": [], "prefixes": [], "allTopics": false}'
     for statement, values in (
         ("UPDATE timebell_schedules SET error = 'broken'", {}),
         ("UPDATE timebell_jobs SET hold = 'unhandled' WHERE id = :id", {"id": held[0].id}),
@@ -252,7 +252,7 @@ def test_stalled_work_is_found(sqlite_url: str, cli: Cli, monkeypatch: pytest.Mo
     asyncio.run(_provoke_findings(sqlite_url))
     found = findings(cli, "--database", sqlite_url)
     assert set(found) >= {
-        "ALL_PAUSED", "JOBS_UNHANDLED", "BACKLOG_WAITS", "SCHEDULES_ERRORED", "SECRETS_UNREADABLE", "TARGETS_DISABLED",
+        "ALL_PAUSED", "JOBS_UNHANDLED", "BACKLOG_HELD", "SCHEDULES_ERRORED", "SECRETS_UNREADABLE", "TARGETS_DISABLED",
         "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS",
     }  # fmt: skip
     assert "crm" in found["TARGETS_DISABLED"]["detail"]

@@ -101,7 +101,7 @@ def test_invalid_lines_are_written_to_the_rejected_file_and_valid_ones_imported(
         ({**good, "payload": "x" * 70_000}, "PAYLOAD_TOO_LARGE"),
         ({**good, "priority": "high"}, "INVALID_PRIORITY"),
         ({**good, "timeoutSeconds": -1}, "INVALID_DURATION"),
-        ({**good, "target": {"kind": "carrier-pigeon"}}, "TARGET_UNKNOWN"),
+        ({**good, "target": {"kind": "carrier-pigeon"}}, "UNKNOWN_TARGET_KIND"),
         ({**good, "target": {"kind": "command", "argv": ["/bin/true"]}}, "COMMAND_TARGET_OFF"),
     ]
     lines = [line for entry, _ in bad for line in (entry, good)]
@@ -109,7 +109,7 @@ def test_invalid_lines_are_written_to_the_rejected_file_and_valid_ones_imported(
     done = cli("job", "import", "jobs.ndjson", "--database", sqlite_url, "-o", "json")
     assert done.code == 1
     counts = summary(done.out)
-    assert (counts["created"], counts["kept"], counts["refused"]) == (1, len(bad) - 1, len(bad))
+    assert (counts["created"], counts["existing"], counts["refused"]) == (1, len(bad) - 1, len(bad))
     rejected = [json.loads(line) for line in (tmp_path / "jobs.rejected.ndjson").read_text().splitlines()]
     assert sorted((each["line"], each["code"]) for each in rejected) == [
         (number, code) for number, (_, code) in zip(range(2, 1000, 2), bad, strict=False)
@@ -142,9 +142,9 @@ def test_import_is_idempotent(cli: Cli, tmp_path: Path, store_url: str, monkeypa
     assert summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)["created"] == 20
     write(tmp_path / "jobs.ndjson", *lines)
     counts = summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)
-    assert (counts["created"], counts["kept"]) == (20, 20)
+    assert (counts["created"], counts["existing"]) == (20, 20)
     counts = summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)
-    assert (counts["created"], counts["kept"]) == (0, 40)
+    assert (counts["created"], counts["existing"]) == (0, 40)
     assert len(stored(store_url)) == 40
 
 

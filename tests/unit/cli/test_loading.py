@@ -46,10 +46,10 @@ def test_modules_beside_the_file_are_importable_and_watched(tmp_path: Path) -> N
         (APP, "your:app", "APP_NOT_FOUND", "no module 'your'"),
         (APP, "my.py:tim", "APP_NOT_FOUND", "my.py:bell"),
         ("x = 1", "my.py", "APP_NOT_FOUND", "app = Timebell()"),
-        ("x = (", "my.py", "APP_BROKEN", "my.py:1"),
-        ("\n\n1 / 0", "my.py", "APP_BROKEN", "my.py:3"),
-        ("import nothing_like_it", "my:app", "APP_BROKEN", "nothing_like_it"),
-        ("raise SystemError('x')", "my:app", "APP_BROKEN", "SystemError: x"),
+        ("x = (", "my.py", "APP_NOT_LOADABLE", "my.py:1"),
+        ("\n\n1 / 0", "my.py", "APP_NOT_LOADABLE", "my.py:3"),
+        ("import nothing_like_it", "my:app", "APP_NOT_LOADABLE", "nothing_like_it"),
+        ("raise SystemError('x')", "my:app", "APP_NOT_LOADABLE", "SystemError: x"),
     ],
 )
 def test_loading_errors_name_their_location(text: str, argument: str, code: str, expected: str) -> None:

@@ -15,6 +15,7 @@ from tests.servers import Postgres
 from timebell import Arrived, Every, Timebell
 from timebell.cli.privileges import grant_statements
 from timebell.clock import system_now
+from timebell.features import FEATURES
 from timebell.store.jobs import retention
 
 from .conftest import Cli
@@ -127,4 +128,4 @@ def test_statements_beyond_a_role_are_refused(granted: str) -> None:
 def test_invalid_prefix_is_refused(cli: Cli) -> None:
     done = cli("db", "roles", "--prefix", "x; DROP TABLE y")
     assert (done.code, "INVALID_NAME" in done.err) == (2, True)
-    assert list(grant_statements("timebell"))[-1] == "COMMIT;"
+    assert list(grant_statements("timebell", FEATURES))[-1] == "COMMIT;"

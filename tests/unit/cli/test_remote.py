@@ -62,10 +62,10 @@ def test_backlogs_are_listed_released_and_discarded(remote: Cli) -> None:
     output = remote("release")
     assert (output.code, output.err.strip()) == (0, "None.")
     assert as_json(remote("release", "-o", "json")) == []
-    for verb in ("release", "discard"):
-        assert as_json(remote("release", f"--{verb}", "--yes", "-o", "json")) == {"jobs": 0}
-    assert remote("release", "--release", "--discard").code == 2
-    assert remote("release", "missing", "--release").code == 3
+    for options in (["--all"], ["--all", "--discard"]):
+        assert as_json(remote("release", *options, "--yes", "-o", "json")) == {"jobs": 0}
+    assert remote("release", "--discard").code == remote("release", "nightly", "--all").code == 2
+    assert remote("release", "missing").code == 3
 
 
 def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> None:
@@ -266,12 +266,12 @@ class Answers(BaseHTTPRequestHandler):
 def test_target_is_created_tested_and_rotated(remote: Cli, receiver: Receiver) -> None:
     assert remote("secret", "set", "token", stdin="sesame-open\n").code == 0
     created = remote(
-        "target", "add", "orders", receiver.url(200), "--header", "x-team=shop", "--secret-header", "x-key=token"
+        "target", "create", "orders", receiver.url(200), "--header", "x-team=shop", "--secret-header", "x-key=token"
     )
     assert created.code == 0, created.err
     (secret,) = re.findall(r"whsec_\S+", created.out)
     assert "shown only once" in created.err
-    assert remote("target", "add", "orders", receiver.url(200)).code == 5
+    assert remote("target", "create", "orders", receiver.url(200)).code == 5
     tried = remote("target", "test", "orders")
     assert tried.code == 0, tried.err
     (headers, body), *_ = receiver.received
@@ -289,7 +289,7 @@ def test_target_is_created_tested_and_rotated(remote: Cli, receiver: Receiver) -
     assert "signs until" in remote("target", "show", "orders").out
     job = as_json(remote("job", "create", "order.paid", "--tz", "UTC", "--target", "orders", "-o", "json"))
     assert job["target"] == {"name": "orders"}
-    assert remote("target", "add", "orders", receiver.url(500), "--replace").code == 0
+    assert remote("target", "create", "orders", receiver.url(500), "--replace").code == 0
     failed = remote("target", "test", "orders")
     assert (failed.code, "HTTP_STATUS" in failed.out, "< 500" in failed.out) == (1, True, True)
     assert "orders" in remote("target", "list").out
@@ -340,7 +340,7 @@ target: invoices
 
 
 def test_triggers_and_sources_are_managed(remote: Cli) -> None:
-    created = as_json(remote("source", "add", "shifts", "-o", "json"))
+    created = as_json(remote("source", "create", "shifts", "-o", "json"))
     assert created["hook"] == f"/api/v1/hooks/{created['id']}"
     create = ("trigger", "create", "start", "--source", "shifts", "--column", "start_at", "--topic", "mail.send")
     done = remote(*create, "--offset", "-15m", "--offset", "0", "--condition", '{"a": 1}')
@@ -361,7 +361,7 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert remote("trigger", "delete", "start", "--yes").code == 0
     assert remote("source", "delete", "shifts", "--yes").code == 0
     options = '{"url": "postgresql://nowhere/x", "table": "duty_schedules", "changes": "notify", "everySeconds": 60}'
-    assert remote("source", "add", "duty", "--kind", "sql", "--options", options).code == 0
+    assert remote("source", "create", "duty", "--kind", "sql", "--options", options).code == 0
     sql = remote("trigger", "install", "duty").out
     assert "CREATE TRIGGER timebell_items_duty_schedules" in sql
     assert "DROP TRIGGER" in sql

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from tests.servers import Postgres, free_port
 from timebell import Timebell
+from timebell.cli import serve
 from timebell.clock import system_now
 from timebell.model.job import Job
 
@@ -195,6 +197,46 @@ def test_sigterm_lets_running_jobs_finish(start: Start, store_url: str, tmp_path
     assert process.end() == 0
     assert (tmp_path / "slow-ended").exists()
     assert job_of(store_url, id_).state == "completed"
+
+
+def test_a_request_in_flight_is_answered_after_the_drain(start: Start, store_url: str) -> None:
+    """The rest of the request arrives after the listener was closed, when no engine runs anymore."""
+    port = free_port()
+    process = start("dev", QUICKSTART, "--port", port, "--no-reload", TIMEBELL_DATABASE_URL=store_url)
+    process.wait_for("Ready in", err=True)
+    body = b'{"topic": "t", "timezone": "UTC", "runAt": "2040-01-01T00:00:00Z"}'
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as request:
+        request.sendall(
+            f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+            "Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n".encode()
+        )
+        assert request.recv(1000).startswith(b"HTTP/1.1 100")  # sent when the server reads the body
+        process.popen.send_signal(signal.SIGTERM)
+        until(lambda: None if _is_listening(port) else True, lambda: "the server still listens")
+        request.sendall(body)
+        answer = request.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 201"), (answer, process.err.read_text())
+    assert process.wait() == 0
+    assert "Error" not in process.err.read_text()
+
+
+def test_the_store_is_closed_after_the_http_servers(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, listening = Timebell(sqlite_url), []
+    app.settings = dataclasses.replace(app.settings, http_port=free_port())
+    close = app.close
+
+    async def observe_close() -> None:
+        listening.append(_is_listening(app.settings.http_port))
+        await close()
+
+    monkeypatch.setattr(app, "close", observe_close)
+    asyncio.run(serve._run_engine(app, ("planner", "worker", "api"), until_idle=True))
+    assert listening == [False]
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_logs_of_run_are_json_without_a_terminal(start: Start, sqlite_url: str) -> None:

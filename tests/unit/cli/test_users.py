@@ -41,7 +41,7 @@ def test_users_are_created_listed_and_disabled(
     assert run_user_command(monkeypatch, "create", "dana", typed="correct horse battery\n") == 5
     assert "USER_EXISTS" in capsys.readouterr().err
     assert run_user_command(monkeypatch, "create", "short", typed="short\n") == 2
-    assert "PASSWORD_UNFIT" in capsys.readouterr().err
+    assert "INVALID_PASSWORD" in capsys.readouterr().err
     assert run_user_command(monkeypatch, "create", "king", "--role", "king", typed="correct horse battery\n") == 2
     capsys.readouterr()
     assert run_user_command(monkeypatch, "password", "dana", typed="another horse battery\n") == 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.errors import Conflict, InvalidInput
-from timebell.model.campaign import (
+from timebell.features.campaigns.model.campaign import (
     CampaignAction,
     CampaignState,
     ExclusionReason,

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-from timebell.cli import click_signatures
 from timebell.cli.output import print_data, print_message
 
 
+@click.command("torture")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.5, max=1440), default=3.0, show_default=True, help="Total duration."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the workload and the faults.")
+@click.option("--nodes", type=click.IntRange(min=1, max=9), help="Number of nodes.  [default: 3; 1 on sqlite]")
+@click.option(
+    "--store",
+    default="postgres",
+    show_default=True,
+    help="postgres (starts its own server), pgbouncer, mariadb or sqlite.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=1, max=1000),
+    default=20.0,
+    show_default=True,
+    help="Approximate occurrences per second.",
+)
+@click.option(
+    "--faults",
+    default="all",
+    show_default=True,
+    help="all, or a list of faults of docs/guides/torture.md: kill,freeze,dbstop,...",
+)
+@click.option("--out", metavar="DIR", help="Folder for ledgers and report.  [default: a new one]")
+@click.option("--selftest", is_flag=True, help="Test only the checker; start nothing.")
+@click.option("--check", metavar="DIR", help="Check the ledgers of an earlier run again.")
 def torture(
-    minutes: Annotated[float, click_signatures.Option(min=0.5, max=1440, help="Total duration.")] = 3.0,
-    seed: Annotated[int, click_signatures.Option(help="Seed of the workload and the faults.")] = 1,
-    nodes: Annotated[
-        int | None, click_signatures.Option(min=1, max=9, help="Number of nodes.  [default: 3; 1 on sqlite]")
-    ] = None,
-    store: Annotated[
-        str, click_signatures.Option(help="postgres (starts its own server), pgbouncer, mariadb or sqlite.")
-    ] = "postgres",
-    rate: Annotated[float, click_signatures.Option(min=1, max=1000, help="Approximate occurrences per second.")] = 20.0,
-    faults: Annotated[
-        str, click_signatures.Option(help="all, or a list of faults of docs/guides/torture.md: kill,freeze,dbstop,...")
-    ] = "all",
-    out: Annotated[
-        str | None, click_signatures.Option(metavar="DIR", help="Folder for ledgers and report.  [default: a new one]")
-    ] = None,
-    selftest: Annotated[
-        bool, click_signatures.Option("--selftest", help="Test only the checker; start nothing.")
-    ] = False,
-    check: Annotated[
-        str | None, click_signatures.Option(metavar="DIR", help="Check the ledgers of an earlier run again.")
-    ] = None,
+    minutes: float,
+    seed: int,
+    nodes: int | None,
+    store: str,
+    rate: float,
+    faults: str,
+    out: str | None,
+    selftest: bool,
+    check: str | None,
 ) -> None:
     """Inject faults into a separate Timebell, and check the guarantees.
 
@@ -40,7 +55,7 @@ def torture(
     from timebell_torture import run as runs
 
     if selftest:
-        raise click_signatures.Exit(_selftest(seed))
+        raise click.exceptions.Exit(_selftest(seed))
     if check is not None:
         summary, folder = checker.check_run(check), check
     else:
@@ -79,7 +94,7 @@ def torture(
     print_data(f"repeat with: {summary['again']}")
     print_data(f"report: {folder}/report.html")
     print_data(summary["verdict"])
-    raise click_signatures.Exit({"VALID": 0, "INVALID": 1, "UNKNOWN": 2}[summary["verdict"]])
+    raise click.exceptions.Exit({"VALID": 0, "INVALID": 1, "UNKNOWN": 2}[summary["verdict"]])
 
 
 def _selftest(seed: int) -> int:

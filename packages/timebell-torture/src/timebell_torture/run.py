@@ -71,7 +71,7 @@ def create_plan(
 def run(plan: Plan, report_progress: Callable[[str], None]) -> dict[str, Any]:
     """Run the plan and return the summary with the verdict.
 
-    Raises TimebellError (TORTURE_BROKE) if the test itself fails.
+    Raises TimebellError (TORTURE_ERROR) if the test itself fails.
     """
     if "drop" in plan.faults:
         capabilities.enter_own_network()
@@ -158,7 +158,7 @@ class RoleProcess:
         last_lines = self.log.read_text(errors="replace").strip().splitlines()[-3:]
         return TimebellError(
             f"The process {self.name} of the test {reason}.",
-            code="TORTURE_BROKE",
+            code="TORTURE_ERROR",
             fix=" ".join([f"See {self.log}.", *last_lines])[:600],
         )
 

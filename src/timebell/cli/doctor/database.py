@@ -68,7 +68,7 @@ def inspect_server(tx: Transaction) -> ServerFacts:
 def check_server(server: ServerFacts) -> Iterator[Check]:
     """Yield the problems of a PostgreSQL server."""
     if server.version < MIN_SERVER_VERSION:
-        yield fail("server", "DATABASE_OLD", f"PostgreSQL {server.version // 10_000}", "Upgrade it to 13 or newer.")
+        yield fail("server", "DATABASE_TOO_OLD", f"PostgreSQL {server.version // 10_000}", "Upgrade it to 13 or newer.")
     if server.standby or server.read_only:
         state = "the server is a standby" if server.standby else "default_transaction_read_only is on"
         yield fail("server", "DATABASE_READ_ONLY", state,
@@ -83,12 +83,12 @@ def check_server(server: ServerFacts) -> Iterator[Check]:
         yield warn("connection", "CONNECTION_UNENCRYPTED", "the connection crosses a network without TLS",
                    "Add ?sslmode=verify-full to TIMEBELL_DATABASE_URL, and set ssl = on on the server.")  # fmt: skip
     if server.free_connections < CONNECTIONS_PER_NODE:
-        yield warn("connection", "CONNECTIONS_SCARCE", f"{max(0, server.free_connections)} connections are free",
+        yield warn("connection", "CONNECTIONS_LOW", f"{max(0, server.free_connections)} connections are free",
                    "Raise max_connections, or use PgBouncer.")  # fmt: skip
     if not server.autovacuum:
         yield warn("server", "AUTOVACUUM_OFF", "autovacuum is off", "Set autovacuum = on.")
     if 0 < server.statement_timeout < MIN_STATEMENT_TIMEOUT_MS:
-        yield warn("role", "STATEMENT_TIMEOUT_SHORT", f"statement_timeout is {server.statement_timeout} ms",
+        yield warn("role", "STATEMENT_TIMEOUT_TOO_SHORT", f"statement_timeout is {server.statement_timeout} ms",
                    "For this role only: ALTER ROLE ... SET statement_timeout = '60s'")  # fmt: skip
     if server.pooled and not server.idle_timeout:
         yield warn("role", "POOLER_WITHOUT_IDLE_LIMIT", "a pooler is used, and idle transactions have no limit",
@@ -142,8 +142,8 @@ async def _check_configuration(store: Store, settings: Settings) -> list[Check]:
         checks.append(warn("targets", "TARGETS_DISABLED", f"{format_count(disabled, 'target')}: {', '.join(names)}",
                            "Repair the receiver, then: timebell target enable NAME"))  # fmt: skip
     if backlog:
-        checks.append(warn("backlog", "BACKLOG_WAITS", f"{format_count(backlog, 'job')}",
-                           "List them: timebell release. Then use --release or --discard."))  # fmt: skip
+        checks.append(warn("backlog", "BACKLOG_HELD", f"{format_count(backlog, 'job')}",
+                           "List it: timebell release. Run it: timebell release --all."))  # fmt: skip
     if unreadable := await store.run(_tenants_with_unreadable_secrets, settings.secret_key):
         checks.append(fail("secrets", "SECRETS_UNREADABLE", f"this node cannot read those of {', '.join(unreadable)}",
                            "Set the same TIMEBELL_SECRET_KEY as on the other nodes."))  # fmt: skip

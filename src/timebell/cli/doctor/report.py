@@ -87,7 +87,7 @@ async def _check_database(settings: Settings) -> AsyncIterator[Check]:
 
 async def _check_open_database(store: Store, stored_version: str | None, settings: Settings) -> AsyncIterator[Check]:
     yield await _check_connection(store)
-    if store.multi_node and store.dialect.name != "mysql":
+    if store.dialect.notifies:
         server = dataclasses.replace(
             await store.run(doctor_database.inspect_server), pooled=is_pooled(libpq_url(store.url))
         )
@@ -127,11 +127,7 @@ async def _check_connection(store: Store) -> Check:
 
 
 def _server_version(tx: Transaction) -> str:
-    if tx.dialect.name == "sqlite":
-        return f"SQLite {sqlite3.sqlite_version}"
-    if tx.dialect.name == "mysql":
-        return f"MariaDB {tx.execute(text('SELECT VERSION()')).scalar_one()}"
-    return f"PostgreSQL {tx.execute(text('SHOW server_version')).scalar_one()}"
+    return f"{tx.dialect.product} {tx.execute(text(tx.dialect.version_query)).scalar_one()}"
 
 
 async def _check_durability(store: Store) -> Check:
@@ -150,14 +146,8 @@ async def _check_durability(store: Store) -> Check:
 
 
 def _durability_settings(tx: Transaction) -> dict[str, str]:
-    statements = "PRAGMA journal_mode; PRAGMA synchronous"
-    if tx.dialect.name == "mysql":
-        names = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite")
-        queries = ((name, text(f"SELECT @@GLOBAL.{name}")) for name in names)
-        return {name: str(tx.execute(query).scalar_one()) for name, query in queries}
-    if tx.dialect.name != "sqlite":
-        statements = "SHOW fsync; SHOW synchronous_commit; SHOW full_page_writes"
-    return {each.split()[1]: str(tx.execute(text(each)).scalar_one()) for each in statements.split("; ")}
+    queries = tx.dialect.durability_queries
+    return {name: str(tx.execute(text(query)).scalar_one()) for name, query in queries.items()}
 
 
 async def _check_clock(store: Store) -> Check:
@@ -172,8 +162,10 @@ async def _check_clock(store: Store) -> Check:
 
 async def _check_notifications(store: Store) -> Check:
     """Check whether NOTIFY messages arrive; a pooler in transaction mode prevents them."""
-    if store.dialect.name == "mysql":
-        return Check("ok", "listen", "MariaDB has no notifications: nodes notice new jobs up to 1 s later")
+    if not store.dialect.notifies:
+        return Check(
+            "ok", "listen", f"{store.dialect.product} has no notifications: nodes notice new jobs up to 1 s later"
+        )
     received = asyncio.Event()
     with store.subscribers.subscribed(lambda _: received.set()):
         if await store.listen():
@@ -235,7 +227,7 @@ async def _check_tzdata(store: Store) -> Check:
 def _check_sqlite_library() -> Check:
     version = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
-        return fail("sqlite", "DATABASE_OLD", f"SQLite {version}", "Use a Python with SQLite 3.35 or newer.")
+        return fail("sqlite", "DATABASE_TOO_OLD", f"SQLite {version}", "Use a Python with SQLite 3.35 or newer.")
     low, high = WAL_RESET_BUG_VERSIONS
     if low <= sqlite3.sqlite_version_info <= high:
         return Check(
@@ -252,7 +244,7 @@ def _check_port(settings: Settings) -> Check:
     try:
         bind(settings.http_host, settings.http_port).close()
     except TimebellError as error:
-        return warn("port", "PORT_TAKEN", error.message, error.fix)
+        return warn("port", "PORT_IN_USE", error.message, error.fix)
     return Check("ok", "port", f"{address} is free")
 
 

@@ -56,7 +56,10 @@ def _check_timezone(settings: Settings) -> Iterator[Check]:
             zone(settings.default_timezone)
     except InvalidInput as error:
         yield fail(
-            "time zone", "ZONE_UNKNOWN", error.message, error.fix or "Set TIMEBELL_DEFAULT_TIMEZONE to an IANA name."
+            "time zone",
+            "UNKNOWN_TIMEZONE",
+            error.message,
+            error.fix or "Set TIMEBELL_DEFAULT_TIMEZONE to an IANA name.",
         )
 
 
@@ -66,7 +69,10 @@ def _check_app(settings: Settings) -> Iterator[Check]:
             load_app(settings.app)
     except TimebellError as error:
         yield fail(
-            "app", "APP_BROKEN", error.message, error.fix or "Correct the app, or set TIMEBELL_APP to another one."
+            "app",
+            "APP_NOT_LOADABLE",
+            error.message,
+            error.fix or "Correct the app, or set TIMEBELL_APP to another one.",
         )
 
 
@@ -97,7 +103,7 @@ def _check_network(settings: Settings) -> Iterator[Check]:
         yield warn("metrics", "METRICS_EXPOSED", f"/metrics listens on every address ({settings.metrics_host})",
                    "Set TIMEBELL_METRICS_HOST to the address that Prometheus connects to.")  # fmt: skip
     if settings.webhook_allow_private:
-        yield warn("webhooks", "WEBHOOKS_REACH_INSIDE", "TIMEBELL_WEBHOOK_ALLOW_PRIVATE is true",
+        yield warn("webhooks", "WEBHOOKS_TO_PRIVATE_ADDRESSES", "TIMEBELL_WEBHOOK_ALLOW_PRIVATE is true",
                    "Unset it, and list the allowed addresses: TIMEBELL_WEBHOOK_ALLOW=10.1.2.3:8080")  # fmt: skip
 
 
@@ -112,17 +118,17 @@ def _check_file_permissions(environment: Mapping[str, str]) -> Iterator[Check]:
     for path in files:
         if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
             yield warn(
-                "secrets", "SECRETS_IN_THE_OPEN", f"every user can read or write {path}", f"Run: chmod o-rwx {path}"
+                "secrets", "SECRETS_FILE_READABLE", f"every user can read or write {path}", f"Run: chmod o-rwx {path}"
             )
 
 
 def _check_limits(settings: Settings) -> Iterator[Check]:
     if settings.retention_done < SECONDS_PER_DAY:
-        yield warn("retention", "RETENTION_SHORT", f"TIMEBELL_RETENTION_DONE is {settings.retention_done:g} s",
+        yield warn("retention", "RETENTION_TOO_SHORT", f"TIMEBELL_RETENTION_DONE is {settings.retention_done:g} s",
                    "Set it to a day or more; the default is 30d.")  # fmt: skip
     if settings.scheduler_lease < 3 * settings.scheduler_heartbeat:
         detail = f"the lease of {settings.scheduler_lease:g} s is less than 3 heartbeats of"
-        yield warn("lease", "LEASE_TIGHT", f"{detail} {settings.scheduler_heartbeat:g} s",
+        yield warn("lease", "LEASE_TOO_SHORT", f"{detail} {settings.scheduler_heartbeat:g} s",
                    "Raise TIMEBELL_SCHEDULER_LEASE, or lower the heartbeat, on every node.")  # fmt: skip
     limit, needed = (
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -130,7 +136,7 @@ def _check_limits(settings: Settings) -> Iterator[Check]:
     )
     if 0 <= limit < needed:
         detail = f"at most {limit} files can be open, but up to {settings.worker_concurrency} jobs run concurrently"
-        yield warn("files", "OPEN_FILES_FEW", detail,
+        yield warn("files", "OPEN_FILES_LIMIT_LOW", detail,
                    f"Run: ulimit -n {needed} (systemd: LimitNOFILE=), or lower the concurrency.")  # fmt: skip
 
 
@@ -149,7 +155,10 @@ def _check_sqlite_file(url: str) -> Iterator[Check]:
                    "Move it to a local disk, or use PostgreSQL.")  # fmt: skip
     elif kind in VOLATILE_FILESYSTEMS:
         yield warn(
-            "file", "SQLITE_NOT_KEPT", f"{path} is on {kind}", "Move it to a disk, or to a volume of the container."
+            "file",
+            "SQLITE_NOT_PERSISTENT",
+            f"{path} is on {kind}",
+            "Move it to a disk, or to a volume of the container.",
         )
 
 

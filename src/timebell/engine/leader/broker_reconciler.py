@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+from timebell.engine.delivery import build_delivery
 from timebell.engine.leader.repair import record_repairs
 from timebell.engine.named_targets import TargetResolver
 from timebell.engine.node import Node
-from timebell.engine.runner import build_delivery
 from timebell.errors import TimebellError
 from timebell.model.job import Attempt
 from timebell.model.payload import decode

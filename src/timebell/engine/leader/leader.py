@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from timebell.alarm import Alarm
 from timebell.engine.leader.broker_reconciler import BrokerReconciler
 from timebell.engine.leader.operations import Operations
 from timebell.engine.leader.repair import Repair
 from timebell.engine.leader.tzdata_replan import TzdataReplan
 from timebell.engine.leader.watchdog import Watchdog
 from timebell.engine.node import Node
-from timebell.engine.triggers.source_poller import SourcePoller
 from timebell.errors import Refused
 from timebell.model.repair_report import RepairReport
 from timebell.model.routes import Routes
-from timebell.store.campaigns import campaigns, devices
 from timebell.store.cluster import nodes, operations
 from timebell.store.jobs import retention, unhandled_topics
 from timebell.store.tenancy import idempotency, monthly_quota, secrets, usage
 from timebell.store.transaction import Transaction
-from timebell.store.triggers import planned_firings
 from timebell.tenancy.keys import split_secret_keys
 from timebell.tenancy.secrets import keyring
 
@@ -41,6 +39,19 @@ PRUNE_BATCH_SIZE = 10_000  # rows per transaction
 PRUNE_BUDGET_SECONDS = 1.0
 REWRAP_BATCH_SIZE = 500  # keys per transaction
 MAX_NAMES_LOGGED = 5  # names listed in one log message
+
+
+class LeaderService(Protocol):
+    """A service of a feature that works while its node leads; each heartbeat wakes it."""
+
+    alarm: Alarm
+    """From `Wakeups.add_alarm`, so that commits wake the service, too."""
+
+    async def step(self) -> datetime | None:
+        """Do what is due; return when to continue, or None to wait for the alarm."""
+
+    async def close(self) -> None:
+        """Release everything, because the node stops."""
 
 
 class Leader:
@@ -59,7 +70,9 @@ class Leader:
         self.watchdog = Watchdog(node, self._run_as_leader)
         self.operations = Operations(node, self._run_as_leader)
         self.broker_reconciler = BrokerReconciler(node, self._run_as_leader)
-        self.source_poller = SourcePoller(node, self._run_as_leader)
+        self.feature_services: dict[str, LeaderService] = {}
+        for feature in node.features:
+            self.feature_services |= feature.create_leader_services(node, self._run_as_leader)
 
     async def step(self) -> None:
         """Renew the leader lease or try to acquire it, then run the chores if this node leads."""
@@ -69,7 +82,8 @@ class Leader:
             self.fence = None
         if self.fence is None:
             await self._try_acquire_lease()
-        node.wakeups.sources.wake()
+        for service in self.feature_services.values():
+            service.alarm.wake()
         if self.fence is not None:
             await self._run_chores()
 
@@ -120,15 +134,12 @@ class Leader:
             await self._run_as_leader(idempotency.prune, now)
             await self._run_as_leader(usage.prune, now)
             await self._run_as_leader(monthly_quota.prune, now)
-            while await self._run_as_leader(planned_firings.prune_firings_and_items, now, REWRAP_BATCH_SIZE):
-                pass
             self._pruning = True
             before = now - timedelta(seconds=node.options.retention)
             await self._run_as_leader(operations.prune, before)
-            await self._run_as_leader(devices.prune_notifications, before)
-            # One campaign per transaction, because it may have many deliveries.
-            while await self._run_as_leader(campaigns.prune_campaigns, before, 1):
-                pass
+            for feature in node.features:
+                while await self._run_as_leader(feature.prune, now, before):
+                    pass
         if self._pruning:
             await self._prune_finished()
 

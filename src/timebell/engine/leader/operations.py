@@ -30,7 +30,7 @@ class Operations:
         due_times = []
         for id_ in await self._run_as_leader(operations.list_running) or []:
             try:
-                due_at = await self._run_as_leader(operations.advance, id_, self.node.clock.now())
+                due_at = await self._run_as_leader(operations.advance, id_, self.node.clock.now(), self.node.features)
             except StoreError:
                 raise
             except Exception as exc:  # must not stop the other operations

@@ -127,7 +127,7 @@ class Watchdog:
         problems = []
         if snapshot.unhandled:
             problems.append(
-                Problem("UNHANDLED_JOBS", f"{snapshot.unhandled} due jobs are held: no live node handles them.")
+                Problem("JOBS_UNHANDLED", f"{snapshot.unhandled} due jobs are held: no live node handles them.")
             )
         if errored := snapshot.schedules["errored"]:
             problems.append(Problem("SCHEDULE_ERRORED", f"{errored} schedules cannot fire; see the log."))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from timebell.model.page import Page
 from timebell.store.schema import audit_log
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 
@@ -30,20 +29,12 @@ class AuditRecord:
     request_id: str | None = None
 
 
-_COLUMNS = "id, tenant_id, at, actor, key_id, address, action, subject, before, after, request_id"
-INSERT_RECORD = Statement(
-    f"WITH $rows INSERT INTO timebell_audit_log ({_COLUMNS}) SELECT {_COLUMNS} FROM d",  # noqa: S608 - our own names
-    **dict.fromkeys(_COLUMNS.split(", "), "text") | {"id": "id", "at": "instant", "request_id": "id"},
-)
+INSERT_RECORD = insert(audit_log)
 
 
 def write_record(tx: Transaction, record: AuditRecord) -> None:
     """Insert a record."""
-    tx.fetch(INSERT_RECORD, [{
-        "id": record.id, "tenant_id": record.tenant_id, "at": tx.dialect.to_db(record.at), "actor": record.actor,
-        "key_id": record.key_id, "address": record.address, "action": record.action, "subject": record.subject,
-        "before": record.before, "after": record.after, "request_id": record.request_id,
-    }])  # fmt: skip
+    tx.execute(INSERT_RECORD, asdict(record))
 
 
 def list_records(

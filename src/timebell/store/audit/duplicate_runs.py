@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from timebell.store.statement import Statement
+from sqlalchemy import select
+
+from timebell.store.schema import finished
 from timebell.store.transaction import Transaction
 
 MAX_FINISHED_ROWS = 5000
-# `started_at IS NOT NULL`: a rescheduled job and its successor belong to the same occurrence, but it did not start.
-SELECT_DUPLICATES = Statement(
-    """
-    SELECT f.schedule_id, f.scheduled_at FROM
-        (SELECT id, schedule_id, scheduled_at, kind FROM timebell_finished WHERE finished_at >= :since
-         AND schedule_id IS NOT NULL AND started_at IS NOT NULL ORDER BY finished_at DESC LIMIT :most) AS f
-    WHERE EXISTS (SELECT 1 FROM timebell_finished o WHERE o.schedule_id = f.schedule_id
-                  AND o.scheduled_at = f.scheduled_at AND o.kind = f.kind AND o.id <> f.id
-                  AND o.started_at IS NOT NULL)
-    """
-)
 
 
 def find_duplicates(tx: Transaction, since: datetime) -> set[tuple[str, datetime]]:
@@ -26,5 +17,22 @@ def find_duplicates(tx: Transaction, since: datetime) -> set[tuple[str, datetime
 
     Examines the MAX_FINISHED_ROWS newest ones.
     """
-    rows = tx.fetch(SELECT_DUPLICATES, since=tx.dialect.to_db(since), most=MAX_FINISHED_ROWS)
-    return {(str(row["schedule_id"]), tx.dialect.from_db(row["scheduled_at"])) for row in rows}
+    # A rescheduled job and its successor belong to the same occurrence, but the former did not start.
+    recent = (
+        select(finished)
+        .where(finished.c.finished_at >= since, finished.c.schedule_id.is_not(None), finished.c.started_at.is_not(None))
+        .order_by(finished.c.finished_at.desc())
+        .limit(MAX_FINISHED_ROWS)
+        .subquery()
+    ).c
+    other = finished.alias().c
+    has_twin = (
+        select(other.id)
+        .where(
+            other.schedule_id == recent.schedule_id, other.scheduled_at == recent.scheduled_at,
+            other.kind == recent.kind, other.id != recent.id, other.started_at.is_not(None),
+        )
+        .exists()
+    )  # fmt: skip
+    rows = tx.execute(select(recent.schedule_id, recent.scheduled_at).where(has_twin))
+    return {(row.schedule_id, row.scheduled_at) for row in rows}

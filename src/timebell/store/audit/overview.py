@@ -5,19 +5,18 @@ Every query reads the newest rows of an index or counts up to a limit, so the co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Row, case, func, select, text
 
+from timebell.feature import Feature
 from timebell.ids import lowest_id_at
 from timebell.model.job import Job, Reason
 from timebell.model.routes import ALL_ROUTES
 from timebell.model.schedule import Schedule
-from timebell.store.campaigns import progress
-from timebell.store.campaigns.tables import campaigns
 from timebell.store.jobs import backlogs, queues
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
@@ -28,7 +27,6 @@ from timebell.store.schema import finished, jobs, schedules, targets, tenants
 from timebell.store.tenancy import monthly_quota
 from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import sources
 from timebell.store.types import EPOCH
 
 MAX_FINISHED_ROWS = 5_000
@@ -50,6 +48,13 @@ class AttentionItem:
     why: str | None = None
 
 
+class FeatureStatus(NamedTuple):
+    """Status of a feature: at most MAX_LISTED items that need attention, and the number of its active objects."""
+
+    attention: Sequence[AttentionItem]
+    active: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TenantStatus:
     """Current status of a tenant.
@@ -67,14 +72,13 @@ class TenantStatus:
     disabled: list[AttentionItem]
     backlog_jobs: int
     stopped: bool
-    active_campaigns: int
-    paused_campaigns: list[AttentionItem]
-    sources: list[AttentionItem]
     quota: list[AttentionItem]
+    of_features: Mapping[Feature, FeatureStatus]
 
 
 def get_status(
-    tx: Transaction, tenant_id: str, now: datetime, grace: float, since: datetime | None = None
+    tx: Transaction, tenant_id: str, now: datetime, grace: float, features: Sequence[Feature],
+    since: datetime | None = None,
 ) -> TenantStatus:  # fmt: skip
     """Return the status, cheap enough to query every second.
 
@@ -92,9 +96,10 @@ def get_status(
         overdue=_overdue_schedules(tx, tenant_id, now - timedelta(seconds=grace)),
         errored=_errored_schedules(tx, tenant_id), disabled=_disabled_targets(tx, tenant_id),
         backlog_jobs=sum(backlog.jobs for backlog in backlogs.list_backlogs(tx, tenant_id)),
-        stopped=queues.is_everything_paused(tx), active_campaigns=progress.count_active_campaigns(tx, tenant_id),
-        paused_campaigns=_paused_campaigns(tx, tenant_id), sources=_failing_sources(tx, tenant_id),
-        quota=_quota_warning(tx, tenant_id, now),
+        stopped=queues.is_everything_paused(tx), quota=_quota_warning(tx, tenant_id, now),
+        of_features={
+            each: status for each in features if (status := each.read_status(tx, tenant_id)) is not None
+        },
     )  # fmt: skip
 
 
@@ -178,19 +183,6 @@ def _disabled_targets(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
     ]
 
 
-def _paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
-    """Return those of the newest campaigns that paused with a reason and need a decision."""
-    c = campaigns.c
-    newest = (
-        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
-        .order_by(c.id.desc()).limit(progress.MAX_CAMPAIGNS)
-    )  # fmt: skip
-    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
-    return [
-        AttentionItem(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:MAX_LISTED]
-    ]
-
-
 def _quota_warning(tx: Transaction, tenant_id: str, now: datetime) -> list[AttentionItem]:
     """Return the tenant's monthly quota if it is nearly used up: used, end of the month, and limit."""
     stored_limits = tx.execute(select(tenants.c.limits).where(tenants.c.id == tenant_id)).scalar()
@@ -200,17 +192,6 @@ def _quota_warning(tx: Transaction, tenant_id: str, now: datetime) -> list[Atten
     month = monthly_quota.get_monthly_usage(tx, tenant_id, now)
     nearly_used_up = month.used >= QUOTA_WARNING_RATIO * limit
     return [AttentionItem(month.timezone, tenant_id, month.used, month.ends_at, f"{limit:,}")] if nearly_used_up else []
-
-
-def _failing_sources(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
-    """Return trigger sources that cannot be read or to which access was lost."""
-    s = sources.c
-    is_failing = s.error.is_not(None) | s.orphaned_at.is_not(None)
-    query = select(s.id, s.name, s.error, s.orphaned_at, s.orphaned_reason).where(s.tenant_id == tenant_id, is_failing)
-    return [
-        AttentionItem(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.error)
-        for row in tx.execute(query.order_by(s.name).limit(MAX_LISTED)).all()
-    ]
 
 
 def get_schedule_names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, str]:

@@ -6,18 +6,35 @@ need neither a transaction nor write access.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from sqlalchemy import (
+    ColumnElement,
+    ScalarSelect,
+    Select,
+    Table,
+    TextClause,
+    func,
+    literal,
+    select,
+    text,
+    union_all,
+)
+
+from timebell.feature import Feature
+from timebell.model.job import JobState
 from timebell.model.routes import ALL_ROUTES
-from timebell.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.store.jobs import claim, dead_letters
 from timebell.store.jobs.claim import CLAIMABLE
+from timebell.store.jobs.indexes import RUNNING_CLAUSE
+from timebell.store.jobs.queues import ALL_QUEUES
 from timebell.store.jobs.repository import COUNT_LIMIT
-from timebell.store.schedules import schedules
-from timebell.store.statement import Statement
+from timebell.store.schedules.schedules import find_next_fire_at
+from timebell.store.schema import finished, jobs, queues, schedules, targets
 from timebell.store.transaction import Transaction
+from timebell.store.types import EPOCH, Instant
 
 MAX_LANES = 200
 """The maximum number of lanes whose jobs are counted; others have no depth."""
@@ -25,55 +42,38 @@ MAX_OVERDUE = 100
 """The maximum number of overdue schedules returned, longest overdue first."""
 MAX_LABELED_SCHEDULES = 1000
 """The maximum number of schedules with a time series of their own, if per-schedule metrics are enabled."""
+OCCURRENCES_PER_SCHEDULE = 20
+"""The number of occurrences of a schedule among which its last success is looked up."""
 
 
-def _bounded_count(table: str, where: str) -> str:
-    """Return SQL that counts rows up to COUNT_LIMIT + 1, because there may be millions."""
-    return f"(SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {where} LIMIT {COUNT_LIMIT + 1}) AS c)"  # noqa: S608
+def bounded_count(table: Table, *where: ColumnElement[bool] | TextClause) -> ScalarSelect[int]:
+    """Select the number of rows up to COUNT_LIMIT + 1, because there may be millions."""
+    rows = select(literal(1)).select_from(table).where(*where).limit(COUNT_LIMIT + 1).subquery()
+    return select(func.count()).select_from(rows).scalar_subquery()
 
 
-_NOT_FIRING = "(NOT enabled OR error IS NOT NULL)"  # literally as in the index
-_UNREADABLE = "(orphaned_at IS NOT NULL OR error IS NOT NULL)"  # literally as in the index
-_FAILING = f"{_UNREADABLE} AND orphaned_at IS NULL"
-_COUNTED_ROWS = {
-    "pending": ("timebell_jobs", CLAIMABLE),
-    "running": ("timebell_jobs", "state = 'running'"),
-    "held": ("timebell_jobs", "hold IS NOT NULL AND state = 'pending'"),
-    "unhandled": ("timebell_jobs", "hold = 'unhandled'"),
-    "dead": ("timebell_finished", dead_letters.IS_DEAD_LETTER.text),
-    "active": ("timebell_schedules", "enabled AND error IS NULL"),
-    "paused": ("timebell_schedules", f"{_NOT_FIRING} AND NOT enabled"),
-    "errored": ("timebell_schedules", f"{_NOT_FIRING} AND enabled"),
-    "campaigns_pending": ("timebell_campaigns", "ended_at IS NULL AND state = 'pending'"),
-    "campaigns_running": ("timebell_campaigns", "ended_at IS NULL AND state = 'running'"),
-    "campaigns_paused": ("timebell_campaigns", "ended_at IS NULL AND state = 'paused'"),
-    "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
-    "sources_orphaned": ("timebell_sources", f"{_UNREADABLE} AND orphaned_at IS NOT NULL"),
-    "sources_reauthorize": ("timebell_sources", f"{_FAILING} AND error_code = '{SOURCE_UNAUTHORIZED}'"),
-    "sources_failing": ("timebell_sources", f"{_FAILING} AND COALESCE(error_code, '') <> '{SOURCE_UNAUTHORIZED}'"),
-}
-COUNTS = Statement(
-    "SELECT " + ", ".join(f"{_bounded_count(*source)} AS {name}" for name, source in _COUNTED_ROWS.items())
+# Literally as in the indexes: with bound values they would not be used.
+_CLAIMABLE = text(CLAIMABLE)
+_FIRES = text("enabled AND error IS NULL")
+_NOT_FIRING = text("(NOT enabled OR error IS NOT NULL)")
+
+_s = schedules.c
+COUNTS = select(
+    bounded_count(jobs, _CLAIMABLE).label("pending"),
+    bounded_count(jobs, RUNNING_CLAUSE).label("running"),
+    bounded_count(jobs, jobs.c.hold.is_not(None), jobs.c.state == "pending").label("held"),
+    bounded_count(jobs, jobs.c.hold == "unhandled").label("unhandled"),
+    bounded_count(finished, dead_letters.IS_DEAD_LETTER).label("dead"),
+    # `enabled` once more as a comparison, for which MariaDB, without partial indexes, can use an index.
+    bounded_count(schedules, _FIRES, _s.enabled).label("active"),
+    bounded_count(schedules, _NOT_FIRING, ~_s.enabled).label("paused"),
+    bounded_count(schedules, _NOT_FIRING, _s.enabled).label("errored"),
+    bounded_count(targets, targets.c.disabled_at.is_not(None)).label("disabled"),
 )
-REMAINING = Statement(
-    "SELECT coalesce(sum(CASE WHEN expected > opened THEN expected - opened ELSE 0 END), 0) AS count"
-    " FROM timebell_campaigns WHERE ended_at IS NULL AND state = 'running'"
-)
-DEPTHS = Statement(
-    "WITH $rows SELECT d.queue, (SELECT count(*) FROM (SELECT 1 FROM timebell_jobs"  # noqa: S608 - constants only
-    f" WHERE {CLAIMABLE} AND queue = d.queue AND priority = d.priority AND run_at <= :now LIMIT {COUNT_LIMIT + 1})"
-    " AS c) AS depth FROM d $per_row",
-    queue="text",
-    priority="int",
-)
-OVERDUE = Statement(
-    "SELECT id, tenant_id, name, next_fire_at, recurrence FROM timebell_schedules"  # noqa: S608 - constants only
-    f" WHERE enabled AND error IS NULL AND next_fire_at < :before AND {schedules.FIRING_NOT_STOPPED}"
-    " ORDER BY next_fire_at LIMIT :limit"
-)
-LAST_SUCCESSES = Statement(
-    "SELECT s.tenant_id, s.name, ($last_success) AS at FROM timebell_schedules s ORDER BY s.id LIMIT :limit"
-)
+
+
+FeatureGauge = Mapping[tuple[str, ...], float]
+"""A gauge of a feature, by its label values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +101,27 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled_targets: int = 0
     """The number of disabled targets."""
-    campaigns: Mapping[str, int] = field(default_factory=dict)
-    campaign_remaining: int = 0
-    sources: Mapping[str, int] = field(default_factory=dict)
-    """The numbers of sources that cannot be read, by state."""
+    of_features: Mapping[str, FeatureGauge] = field(default_factory=dict)
+    """The gauges of features, by the name of their metric."""
 
 
-def read_gauges(tx: Transaction, now: datetime, grace: float, *, per_schedule: bool = False) -> Gauges:
-    """Read all gauges; with `per_schedule`, also when each schedule last succeeded.
+def read_gauges(
+    tx: Transaction, now: datetime, grace: float, features: Sequence[Feature] = (), *, per_schedule: bool = False
+) -> Gauges:  # fmt: skip
+    """Read all gauges, also those of `features`; with `per_schedule`, also when each schedule last succeeded.
 
     `grace` (seconds) is how late a schedule may be before it is overdue.
     """
-    counted = tx.fetch(COUNTS)[0]
+    counted = tx.execute(COUNTS).mappings().one()
     oldest, depths = measure_backlog(tx, now)
-    next_fire_at = schedules.find_next_fire_at(tx)
+    next_fire_at = find_next_fire_at(tx)
     return Gauges(
         {name: counted[name] for name in ("pending", "running", "held")},
         {name: counted[name] for name in ("active", "paused", "errored")},
         counted["unhandled"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         list_overdue(tx, now, grace), list_last_successes(tx) if per_schedule else {}, counted["disabled"],
-        {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
-        int(tx.fetch(REMAINING)[0]["count"]),
-        {name.removeprefix("sources_"): count for name, count in counted.items() if name.startswith("sources_")},
+        {name: gauge for feature in features for name, gauge in feature.read_gauges(tx).items()},
     )  # fmt: skip
 
 
@@ -132,28 +130,50 @@ def measure_backlog(tx: Transaction, now: datetime) -> tuple[float, dict[str, in
     due = [lane for lane in claim.list_lanes(tx, ALL_ROUTES, now) if lane.next_due is not None and lane.next_due <= now]
     oldest = max(((now - lane.next_due).total_seconds() for lane in due if lane.next_due), default=0.0)
     depths: dict[str, int] = {"default": 0}
-    rows = [{"queue": lane.queue, "priority": lane.priority} for lane in due[:MAX_LANES]]
-    for row in tx.fetch(DEPTHS, rows, now=tx.dialect.to_db(now)) if rows else []:
-        depths[row["queue"]] = depths.get(row["queue"], 0) + row["depth"]
+    if lanes := due[:MAX_LANES]:
+        for row in tx.execute(union_all(*(_select_depth(lane, now) for lane in lanes))):
+            depths[row.queue] = depths.get(row.queue, 0) + row.depth
     return oldest, depths
+
+
+def _select_depth(lane: claim.QueueLane, now: datetime) -> Select[str, int]:
+    in_lane = (jobs.c.queue == lane.queue) & (jobs.c.priority == lane.priority)
+    depth = bounded_count(jobs, _CLAIMABLE, in_lane, jobs.c.run_at <= now)
+    return select(literal(lane.queue).label("queue"), depth.label("depth"))
 
 
 def list_overdue(tx: Transaction, now: datetime, grace: float) -> list[OverdueSchedule]:
     """Return schedules that should have fired more than `grace` seconds ago, longest overdue first."""
-    before = tx.dialect.to_db(now - timedelta(seconds=grace))
+    firing_stopped = select(queues.c.name).where(queues.c.name == ALL_QUEUES, queues.c.paused).exists()
+    overdue = _s.next_fire_at < now - timedelta(seconds=grace)
+    query = select(_s.id, _s.tenant_id, _s.name, _s.next_fire_at, _s.recurrence).where(_FIRES, overdue, ~firing_stopped)
     return [
-        OverdueSchedule(
-            str(row["id"]), schedule_label(row["tenant_id"], row["name"]), tx.dialect.from_db(row["next_fire_at"]),
-            row["recurrence"],
-        )
-        for row in tx.fetch(OVERDUE, before=before, limit=MAX_OVERDUE)
-    ]  # fmt: skip
+        OverdueSchedule(row.id, schedule_label(row.tenant_id, row.name), row.next_fire_at, row.recurrence)
+        for row in tx.execute(query.order_by(_s.next_fire_at).limit(MAX_OVERDUE))
+    ]
 
 
 def list_last_successes(tx: Transaction) -> dict[str, datetime]:
     """Return when schedules last succeeded, by label. Covers the last 20 occurrences of each schedule."""
-    rows = tx.fetch(LAST_SUCCESSES, limit=MAX_LABELED_SCHEDULES)
-    return {schedule_label(row["tenant_id"], row["name"]): tx.dialect.from_db(row["at"]) for row in rows if row["at"]}
+    f = finished.c
+    of_schedule = f.schedule_id == _s.id
+    nth = (
+        select(f.scheduled_at).where(of_schedule).order_by(f.scheduled_at.desc())
+        .limit(1).offset(OCCURRENCES_PER_SCHEDULE - 1).correlate(schedules).scalar_subquery()
+    )  # fmt: skip
+    success = (
+        select(f.finished_at)
+        .where(
+            of_schedule,
+            f.state == JobState.COMPLETED.value,
+            f.scheduled_at >= func.coalesce(nth, literal(EPOCH, Instant)),
+        )
+        .order_by(f.scheduled_at.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    rows = tx.execute(select(_s.tenant_id, _s.name, success.label("at")).order_by(_s.id).limit(MAX_LABELED_SCHEDULES))
+    return {schedule_label(row.tenant_id, row.name): row.at for row in rows if row.at is not None}
 
 
 def schedule_label(tenant_id: str, name: str) -> str:

@@ -16,7 +16,6 @@ from sqlalchemy import delete, func, insert, select, update
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
 from timebell.store.schema import leaderships, leases, nodes
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 LEADER = "leader"
@@ -74,7 +73,8 @@ class Lease:
 def announce(tx: Transaction, node: Node) -> bool:
     """Insert or update the row of a node; return whether it was requested to drain."""
     values = {
-        "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _encode_routes(node.routes),
+        "name": node.name, "version": node.version, "tzdata": node.tzdata,
+        "routes": orjson.dumps(node.routes.to_json()).decode(),
         "heartbeat": node.heartbeat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
         "running": node.running, "clock_ahead": node.clock_ahead,
     }  # fmt: skip
@@ -97,7 +97,7 @@ def list_nodes(tx: Transaction) -> list[Node]:
             row.name,
             row.version,
             row.tzdata,
-            _decode_routes(row.routes),
+            Routes.from_json(orjson.loads(row.routes)),
             row.heartbeat,
             row.started_at,
             row.seen_at,
@@ -110,12 +110,9 @@ def list_nodes(tx: Transaction) -> list[Node]:
     ]
 
 
-HEARTBEATS = Statement("SELECT id, heartbeat FROM timebell_nodes")
-
-
 def list_heartbeats(tx: Transaction) -> dict[str, int]:
     """Return the heartbeat counters of all nodes that have a row, by node id."""
-    return {str(row["id"]): row["heartbeat"] for row in tx.fetch(HEARTBEATS)}
+    return {row.id: row.heartbeat for row in tx.execute(select(nodes.c.id, nodes.c.heartbeat))}
 
 
 def remove_nodes(tx: Transaction, ids: list[str], now: datetime | None = None) -> None:
@@ -125,6 +122,11 @@ def remove_nodes(tx: Transaction, ids: list[str], now: datetime | None = None) -
         tx.execute(update(leaderships).where(current).values(ended_at=now, resigned=True))
     tx.execute(delete(nodes).where(nodes.c.id.in_(ids)))
     tx.execute(update(leases).where(leases.c.holder.in_(ids)).values(holder=None))
+
+
+def terminate_stalled_sessions(tx: Transaction) -> list[int]:
+    """Terminate database sessions of frozen nodes, which hold locks; return the ids of the sessions."""
+    return tx.dialect.terminate_stalled_sessions(tx)
 
 
 def get_lease(tx: Transaction) -> Lease:
@@ -207,12 +209,3 @@ def save_alerts(tx: Transaction, alerts: Mapping[str, str]) -> bool:
     text = orjson.dumps(alerts).decode()
     tx.execute(update(leases).where(leases.c.name == LEADER).values(alerts=text if alerts else None))
     return True
-
-
-def _encode_routes(routes: Routes) -> str:
-    return orjson.dumps(routes.sql_params()).decode()
-
-
-def _decode_routes(text: str) -> Routes:
-    read = orjson.loads(text)
-    return Routes(frozenset(read["exact"]), frozenset(read["prefixes"]), read["everything"])

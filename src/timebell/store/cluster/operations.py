@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
 
+from timebell.feature import Feature
 from timebell.model.job import NewJob
 from timebell.model.operation import STALL_TIMEOUT, Operation, OperationKind, OperationState, StepResult, allowance
 from timebell.model.page import Page
@@ -16,16 +17,16 @@ from timebell.store.jobs import dead_letters, repository
 from timebell.store.jobs.bind_targets import find_unbound, target_not_found
 from timebell.store.schema import operations
 from timebell.store.transaction import OPERATIONS, Transaction
-from timebell.store.triggers import planned_firings
 
 MAX_STORED_ERRORS = 100  # per operation
 MAX_ERRORS_BYTES = 256 * 1024
 
-STEPS: dict[OperationKind, Callable[[Transaction, Operation, int, datetime], StepResult]] = {
+Step = Callable[[Transaction, Operation, int, datetime], StepResult]
+"""A step of an operation: (transaction, operation, maximum number of items, now) -> its result."""
+STEPS: Mapping[OperationKind, Step] = {
     OperationKind.RETRY: dead_letters.retry_step,
     OperationKind.DISCARD: dead_letters.discard_step,
     OperationKind.CANCEL: repository.cancel_step,
-    OperationKind.SCAN: planned_firings.scan_batch,
 }
 
 
@@ -74,8 +75,11 @@ def list_running(tx: Transaction) -> list[str]:
     return list(tx.execute(query.order_by(operations.c.id)).scalars())
 
 
-def advance(tx: Transaction, id_: str, now: datetime) -> datetime | None:
-    """Execute one step of an operation; return when the next one is due, or None if it is finished."""
+def advance(tx: Transaction, id_: str, now: datetime, features: Sequence[Feature]) -> datetime | None:
+    """Execute one step of an operation; return when the next one is due, or None if it is finished.
+
+    `features` execute the kinds that the core does not know.
+    """
     operation = lock_running(tx, id_)
     if operation is None:
         return None
@@ -87,7 +91,10 @@ def advance(tx: Transaction, id_: str, now: datetime) -> datetime | None:
     limit, at = allowance(operation.spec.get("rate"), operation.updated_at, now)
     if limit == 0:
         return at
-    result = STEPS[operation.kind](tx, operation, limit, now)
+    steps = dict(STEPS)
+    for feature in features:
+        steps |= feature.operation_steps()
+    result = steps[operation.kind](tx, operation, limit, now)
     record_progress(tx, operation, result, at)
     if result.cursor is None:
         finish(tx, id_, OperationState.COMPLETED, now)

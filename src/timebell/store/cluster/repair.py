@@ -11,63 +11,72 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import Row, func, or_, select, text, update
 
 from timebell.model.decide import next_cursor
-from timebell.model.job import Hold, Kind
+from timebell.model.job import Hold, JobState, Kind
 from timebell.model.repair_report import RepairReport
 from timebell.model.schedule import Schedule
 from timebell.recurrence.tzdata_diff import resume_from
 from timebell.store.jobs import groups
-from timebell.store.jobs.serial import LOCK_SCHEDULES, release_next
+from timebell.store.jobs.serial import lock_schedules, release_next
 from timebell.store.schedules.rows import schedule_from_row, tzdata_columns
-from timebell.store.schema import finished, jobs, revisions, schedules
-from timebell.store.statement import Statement
+from timebell.store.schema import finished, jobs, queues, revisions, schedules, tenants
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.repair")
 
 COUNT_LIMIT = 10_000  # held jobs counted at most; there may be millions
 MIN_LOOKBACK_SECONDS, MAX_LOOKBACK_SECONDS = 86_400.0, 36_500 * 86_400.0
+STUCK_SCHEDULES_LIMIT = 1_000  # schedules released by one scan
+RELEASED_HOLDS = [hold.value for hold in (Hold.OVERLAP, Hold.UNHANDLED, Hold.BACKLOG, Hold.GROUP, Hold.TENANT)]
+"""Holds that something releases."""
+FIRES = text("enabled AND enabled = true AND error IS NULL")
+"""Literally as in the partial index. MariaDB, which has none, uses its index only for the comparison."""
 LATEST_ROWS_SCANNED = 1_000  # rows per schedule and table, searched for its latest decided occurrence
-
-# Schedules whose live jobs all wait (hold `overlap`): no job will end and release the next one.
-STUCK_SCHEDULES = Statement(
-    "SELECT DISTINCT j.schedule_id FROM timebell_jobs j WHERE j.hold = 'overlap' AND j.schedule_id IS NOT NULL"
-    " AND NOT EXISTS (SELECT 1 FROM timebell_jobs o WHERE o.schedule_id = j.schedule_id"
-    " AND (o.hold IS NULL OR o.hold NOT IN ('overlap', 'backlog'))) LIMIT 1000"
-)
-# Holds that nothing will release: `overlap` without a schedule, `group` without a group limit, `tenant` without a
-# tenant limit, `stopping` of a job that is not running, and unknown values.
-RELEASE_INVALID_HOLDS = Statement(
-    "UPDATE timebell_jobs SET hold = NULL WHERE hold IS NOT NULL AND state = 'pending'"
-    " AND (hold NOT IN ('overlap', 'unhandled', 'backlog', 'group', 'tenant')"
-    " OR (hold = 'overlap' AND schedule_id IS NULL)"
-    " OR (hold = 'group' AND (group_name IS NULL OR queue NOT IN (SELECT name FROM timebell_queues"
-    " WHERE concurrency_per_group IS NOT NULL)))"
-    " OR (hold = 'tenant' AND (SELECT t.starts FROM timebell_tenants t WHERE t.id = tenant_id) IS NULL))"
-    " RETURNING id"
-)
-COUNT_HOLDS = Statement(
-    "SELECT hold, count(*) AS held FROM (SELECT hold FROM timebell_jobs WHERE hold IS NOT NULL LIMIT :limit) AS h"
-    " GROUP BY hold"
-)
-SCHEDULES_WITHOUT_NEXT = Statement(
-    "SELECT id FROM timebell_schedules WHERE enabled AND error IS NULL AND next_fire_at IS NULL LIMIT :limit"
-)
 
 
 def repair_holds(tx: Transaction) -> RepairReport:
     """Release jobs whose hold nothing else will release, and count the jobs that are held rightly."""
-    released = len(tx.fetch(RELEASE_INVALID_HOLDS))
-    stuck = sorted(str(row["schedule_id"]) for row in tx.fetch(STUCK_SCHEDULES))
-    if stuck:
-        tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in stuck])
+    released = _release_invalid_holds(tx)
+    stuck = _find_stuck_schedules(tx)
+    lock_schedules(tx, stuck)
     advanced = release_next(tx, stuck) + groups.release_stuck(tx)
     if released:
         tx.notify(JOBS)
-    held = {row["hold"]: row["held"] for row in tx.fetch(COUNT_HOLDS, limit=COUNT_LIMIT)}
+    sample = select(jobs.c.hold).where(jobs.c.hold.is_not(None)).limit(COUNT_LIMIT).subquery()
+    counted = tx.execute(select(sample.c.hold, func.count().label("held")).group_by(sample.c.hold))
+    held = {row.hold: row.held for row in counted}
     return RepairReport(Counter(turn=advanced, hold=released), Counter(held))
+
+
+def _release_invalid_holds(tx: Transaction) -> int:
+    """Release jobs whose hold nothing else will release; return how many.
+
+    These are `overlap` without a schedule, `group` without a group limit, `tenant` without a tenant limit, `stopping`
+    of a job that is not running, and unknown values.
+    """
+    hold = jobs.c.hold
+    group_queues = select(queues.c.name).where(queues.c.concurrency_per_group.is_not(None))
+    starts = select(tenants.c.starts).where(tenants.c.id == jobs.c.tenant_id).scalar_subquery()
+    is_invalid = or_(
+        hold.not_in(RELEASED_HOLDS),
+        (hold == Hold.OVERLAP.value) & jobs.c.schedule_id.is_(None),
+        (hold == Hold.GROUP.value) & or_(jobs.c.group_name.is_(None), jobs.c.queue.not_in(group_queues)),
+        (hold == Hold.TENANT.value) & starts.is_(None),
+    )
+    is_pending = jobs.c.state == JobState.PENDING.value
+    return tx.execute(update(jobs).where(hold.is_not(None), is_pending, is_invalid).values(hold=None)).rowcount
+
+
+def _find_stuck_schedules(tx: Transaction) -> list[str]:
+    """Return schedules whose live jobs all wait (hold `overlap`): no job will end and release the next one."""
+    other = jobs.alias()
+    is_released = other.c.hold.is_(None) | other.c.hold.not_in((Hold.OVERLAP.value, Hold.BACKLOG.value))
+    has_released = select(other.c.id).where(other.c.schedule_id == jobs.c.schedule_id, is_released).exists()
+    waits = (jobs.c.hold == Hold.OVERLAP.value) & jobs.c.schedule_id.is_not(None)
+    query = select(jobs.c.schedule_id).where(waits, ~has_released).distinct().limit(STUCK_SCHEDULES_LIMIT)
+    return sorted(tx.execute(query).scalars())
 
 
 def repair_missing_next(tx: Transaction, since: datetime, now: datetime, limit: int) -> RepairReport:
@@ -76,7 +85,8 @@ def repair_missing_next(tx: Transaction, since: datetime, now: datetime, limit: 
     `since` is the start of the stored history. Occurrences before it are not made up for, because their rows may have
     been pruned.
     """
-    ids = [str(row["id"]) for row in tx.fetch(SCHEDULES_WITHOUT_NEXT, limit=limit)]
+    query = select(schedules.c.id).where(FIRES, schedules.c.next_fire_at.is_(None)).limit(limit)
+    ids = list(tx.execute(query).scalars())
     return _repair_schedules(tx, ids, since, now) if ids else RepairReport()
 
 

@@ -16,11 +16,6 @@ from timebell.store.dialects import caller_connections
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
-LAST_SUCCESS = (
-    "SELECT max(f.finished_at) FROM (SELECT state, finished_at FROM timebell_finished"
-    " WHERE schedule_id = s.id ORDER BY scheduled_at DESC LIMIT 20) AS f WHERE f.state = 'completed'"
-)
-"""SQL for when schedule `s` last succeeded, if that is one of its last 20 occurrences."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
@@ -144,7 +139,7 @@ async def join_caller_connection(
         )  # fmt: skip
 
     def run_on(connection: Connection) -> tuple[R, frozenset[str]]:
-        kind = dialect.name.partition(" ")[0]
+        kind = dialect.name
         backend = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         if backend != kind:
             raise InvalidInput(

@@ -1,10 +1,10 @@
-"""Resolve named targets when a job, schedule or trigger is written. An unknown name is refused immediately."""
+"""Resolve named targets when a job or a definition of jobs is written. An unknown name is refused immediately."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from sqlalchemy import select, tuple_
 
@@ -13,13 +13,25 @@ from timebell.model.job import NewJob
 from timebell.model.payload import encode
 from timebell.model.preconditions import queried_source
 from timebell.model.routes import named_target, route_for
-from timebell.model.schedule import Schedule
-from timebell.model.trigger import Trigger
+from timebell.model.schedule import Action
+from timebell.store.jobs.query_sources import require_query_sources
 from timebell.store.schema import targets
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.query_sources import require_query_sources
 
-M = TypeVar("M", Schedule, Trigger)
+
+class JobDefinition(Protocol):
+    """A dataclass that defines the jobs it creates, such as a schedule."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def tenant_id(self) -> str: ...
+
+    @property
+    def action(self) -> Action: ...
+
+
+D = TypeVar("D", bound=JobDefinition)
 
 
 def bind_jobs(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
@@ -51,8 +63,8 @@ def find_unbound(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str]:
     return {id_ for id_, key in keys.items() if key not in kinds}
 
 
-def bind_definition(tx: Transaction, definition: M) -> M:
-    """Return a schedule or trigger with its named target resolved.
+def bind_definition(tx: Transaction, definition: D) -> D:
+    """Return a definition with its named target resolved.
 
     Raises NotFound (TARGET_NOT_FOUND, SOURCE_NOT_FOUND), InvalidInput (INVALID_CONDITION).
     """

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 
-from timebell.store.campaigns.tables import devices
+from timebell.feature import Feature
 from timebell.store.jobs import repository
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.erasure import erase_person
 
 ERASED = "erased"
 
@@ -28,13 +28,14 @@ class ErasureResult:
     items: int = 0
 
 
-def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> ErasureResult:
+def erase(
+    tx: Transaction, tenant_id: str, owner_id: str, now: datetime, features: Sequence[Feature]
+) -> ErasureResult:  # fmt: skip
     """Stop and empty everything that a tenant stores for this owner, in one transaction.
 
     Removes payload, metadata, key, result, errors and the owner id. Ids, topics and times remain, so that the history
     stays consistent. Pending jobs are cancelled. Running jobs are emptied and not retried, but keep the owner id until
-    they finish: erase once more afterwards to complete the erasure. Devices of the user with this id are deleted, and
-    the person is removed from items of sources whose recipients include them.
+    they finish: erase once more afterwards to complete the erasure. `features` erase their own data.
     """
     prevented = in_flight = 0
     after: str | None = None
@@ -48,12 +49,10 @@ def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Eras
     live = (jobs.c.tenant_id == tenant_id) & (jobs.c.owner_id == owner_id)
     tx.execute(update(jobs).where(live).values(**emptied))
     of_owner = (finished.c.tenant_id == tenant_id) & (finished.c.owner_id == owner_id)
-    devices_of_owner = (devices.c.tenant_id == tenant_id) & (devices.c.user_id == owner_id)
-    tx.execute(delete(devices).where(devices_of_owner))
     rows = tx.execute(
         update(finished).where(of_owner).values(owner_id=None, result=None, error=None, **emptied)
     ).rowcount
-    items = erase_person(tx, tenant_id, owner_id, now)
+    items = sum(feature.erase(tx, tenant_id, owner_id, now) for feature in features)
     return ErasureResult(prevented, in_flight, rows, _erase_schedules(tx, tenant_id, owner_id, now), items)
 
 

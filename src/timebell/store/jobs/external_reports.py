@@ -7,29 +7,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Table, select, update
+from sqlalchemy import exists, select, update
 
 from timebell.model import attempts
 from timebell.model.job import Attempt, Completion, Job, JobState
 from timebell.model.payload import decode
 from timebell.store.jobs import claim, complete, repository, serial
-from timebell.store.schema import finished
+from timebell.store.schema import finished, queues, tenants
 from timebell.store.schema import jobs as table
-from timebell.store.statement import Statement
 from timebell.store.transaction import JOBS, Transaction
 from timebell.store.types import to_micros
 
 IN_FLIGHT_STATES = (JobState.RUNNING.value, JobState.DISPATCHED.value)
-
-
-def column_names(from_table: Table) -> str:
-    """Return the column names of a table as a SELECT list."""
-    return ", ".join(column.name for column in from_table.columns)
-
-
-LOCK_JOB = Statement(
-    f"SELECT {column_names(table)} FROM timebell_jobs WHERE id = :id AND tenant_id = :tenant_id $for_update"  # noqa: S608
-)
 
 
 class LockedJob(NamedTuple):
@@ -45,18 +34,13 @@ def lock_job(tx: Transaction, tenant_id: str, job_id: str, number: int) -> Locke
 
     An external worker may report before the engine has recorded the dispatch, so the attempt may still be `running`.
     """
-    rows = tx.fetch(LOCK_JOB, id=job_id, tenant_id=tenant_id)
-    if not rows:
+    same = (table.c.id == job_id) & (table.c.tenant_id == tenant_id)
+    row = tx.execute(select(table).where(same).with_for_update()).first()
+    if row is None:
         job = repository.find_job(tx, tenant_id, job_id, finished_only=True)
         return None if job is None else LockedJob(job, None, False)
-    row, attempt = repository.typed_row(tx, table, rows[0]), None
-    if row.attempt == number and row.state in IN_FLIGHT_STATES:
-        attempt = Attempt(
-            row.id, row.tenant_id, row.topic, row.schedule_id, row.scheduled_at, row.kind, row.timezone, row.payload,
-            row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.attempts_used,
-            bool(row.serial), row.errors, row.revision, row.run_at, row.started_at, JobState(row.state), row.group_name,
-            priority=row.priority, manual_retries=row.manual_retries, conditions=row.conditions,
-        )  # fmt: skip
+    is_current = row.attempt == number and row.state in IN_FLIGHT_STATES
+    attempt = claim.attempt_from_job(row, row.started_at) if is_current else None
     return LockedJob(repository.job_from_row(row), attempt, bool(row.cancel_requested))
 
 
@@ -75,26 +59,21 @@ def list_dispatched(tx: Transaction, routes: Sequence[str], after: str, limit: i
     return sorted(loaded, key=lambda attempt: attempt.id)
 
 
-FINISHED_JOB = Statement(
-    f"SELECT {column_names(finished)}, EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name = timebell_finished.queue"  # noqa: S608
-    " AND q.concurrency IS NOT NULL) OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id ="
-    " timebell_finished.tenant_id AND t.starts IS NOT NULL) AS limited FROM timebell_finished"
-    " WHERE id = :id AND tenant_id = :tenant_id"
-)
-
-
 def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> Job:
     """Complete a locked attempt, or schedule its retry if the completion is `pending`. Returns the job after it."""
     if completion.state is JobState.PENDING:
         if complete.schedule_retries(tx, [completion]):
-            (locked,) = tx.fetch(LOCK_JOB, id=completion.id, tenant_id=tenant_id)
-            return repository.job_from_row(repository.typed_row(tx, table, locked))
+            return repository.job_from_row(tx.execute(select(table).where(table.c.id == completion.id)).one())
         completion = dataclasses.replace(completion, state=JobState.CANCELLED)  # a cancel was requested
     serial.complete_one(tx, completion)
-    (row,) = tx.fetch(FINISHED_JOB, id=completion.id, tenant_id=tenant_id)
-    if row["limited"]:  # another job may start now
+    limited_queue = exists().where(queues.c.name == finished.c.queue, queues.c.concurrency.is_not(None))
+    limited_tenant = exists().where(tenants.c.id == finished.c.tenant_id, tenants.c.starts.is_not(None))
+    is_limited = (limited_queue | limited_tenant).label("limited")
+    same = (finished.c.id == completion.id) & (finished.c.tenant_id == tenant_id)
+    row = tx.execute(select(finished, is_limited).where(same)).one()
+    if row.limited:  # another job may start now
         tx.notify(JOBS)
-    return repository.job_from_row(repository.typed_row(tx, finished, row))
+    return repository.job_from_row(row)
 
 
 def extend_deadline(tx: Transaction, attempt: Attempt, deadline: datetime) -> None:

@@ -13,26 +13,8 @@ from sqlalchemy import select
 
 from timebell.model.job import Completion
 from timebell.store.schema import queues
-from timebell.store.statement import Statement
+from timebell.store.sql import SQL
 from timebell.store.transaction import JOBS, Row, Transaction
-
-LOCK_QUEUES = Statement(
-    "WITH $rows SELECT name FROM timebell_queues WHERE name $in SELECT name FROM d $end_in"
-    " AND concurrency_per_group IS NOT NULL ORDER BY name $for_update",
-    name="text",
-)
-NEXT_IN_GROUP = Statement(
-    """
-    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $in
-        SELECT (SELECT j.id FROM timebell_jobs j WHERE j.hold = 'group' AND j.queue = d.queue
-                AND j.tenant_id = d.tenant_id AND j.group_name = d.group_name
-                ORDER BY j.priority, j.run_at LIMIT 1 $skip_locked) FROM d
-    $end_in RETURNING id
-    """,
-    queue="text",
-    tenant_id="text",
-    group_name="text",
-)
 
 
 def lock_queues(tx: Transaction, completions: Sequence[Completion]) -> None:
@@ -41,7 +23,8 @@ def lock_queues(tx: Transaction, completions: Sequence[Completion]) -> None:
     Without the lock a concurrent claim could hold a job for a group whose last running job has just completed.
     """
     if names := sorted({completion.group_queue for completion in completions if completion.group_queue is not None}):
-        tx.fetch(LOCK_QUEUES, [{"name": name} for name in names])
+        limited = queues.c.name.in_(names) & queues.c.concurrency_per_group.is_not(None)
+        tx.execute(select(queues.c.name).where(limited).order_by(queues.c.name).with_for_update())
 
 
 def release_next(tx: Transaction, departed: Iterable[Row]) -> int:
@@ -54,43 +37,48 @@ def release_next(tx: Transaction, departed: Iterable[Row]) -> int:
         return 0
     counts, released = Counter(grouped), 0
     while counts:
-        rows = [{"queue": queue, "tenant_id": tenant, "group_name": name} for queue, tenant, name in counts]
-        released += len(tx.fetch(NEXT_IN_GROUP, rows))
+        released += tx.dialect.release_next_of_groups(tx, counts)
         counts = Counter({group: count - 1 for group, count in counts.items() if count > 1})
     if released:
         tx.notify(JOBS)
     return released
 
 
-_FROM_WAITING = "FROM timebell_jobs WHERE hold = 'group' AND queue = :queue"
-# A loose index scan, as for lanes: a few look-ups per group, whatever the number of held jobs. Groups with a job that
-# is in flight or may be claimed are not stuck.
-_NEXT_GROUP = (
-    f"COALESCE((SELECT {{column}} {_FROM_WAITING} AND tenant_id = g.tenant_id AND group_name > g.group_name"
-    f" ORDER BY group_name LIMIT 1), (SELECT {{column}} {_FROM_WAITING} AND tenant_id > g.tenant_id"
-    " ORDER BY tenant_id, group_name LIMIT 1))"
+# A loose index scan of timebell_jobs_group, as for lanes: a few look-ups per group, whatever the number of held jobs.
+# Groups with a job that is in flight or may be claimed are not stuck.
+STUCK_GROUPS = SQL("""
+WITH RECURSIVE waiting (tenant_id, group_name) AS (
+    SELECT * FROM (SELECT tenant_id, group_name FROM timebell_jobs WHERE hold = 'group' AND queue = :queue
+                   ORDER BY tenant_id, group_name LIMIT 1) AS first
+    UNION ALL
+    SELECT
+        COALESCE(
+            (SELECT tenant_id FROM timebell_jobs WHERE hold = 'group' AND queue = :queue
+                AND tenant_id = g.tenant_id AND group_name > g.group_name ORDER BY group_name LIMIT 1),
+            (SELECT tenant_id FROM timebell_jobs WHERE hold = 'group' AND queue = :queue
+                AND tenant_id > g.tenant_id ORDER BY tenant_id, group_name LIMIT 1)),
+        COALESCE(
+            (SELECT group_name FROM timebell_jobs WHERE hold = 'group' AND queue = :queue
+                AND tenant_id = g.tenant_id AND group_name > g.group_name ORDER BY group_name LIMIT 1),
+            (SELECT group_name FROM timebell_jobs WHERE hold = 'group' AND queue = :queue
+                AND tenant_id > g.tenant_id ORDER BY tenant_id, group_name LIMIT 1))
+    FROM waiting g WHERE g.tenant_id IS NOT NULL
 )
-# Jobs of groups that are running or dispatched to an external worker: each state has its own partial index.
-IN_FLIGHT_GROUPS = " UNION ALL ".join(
-    f"SELECT tenant_id, group_name FROM timebell_jobs WHERE state = '{state}' AND queue = :queue"  # noqa: S608
-    " AND group_name IS NOT NULL"
-    for state in ("running", "dispatched")
-)
-STUCK_GROUPS = Statement(
-    f"""
-    WITH RECURSIVE waiting(tenant_id, group_name) AS (
-        SELECT * FROM (SELECT tenant_id, group_name {_FROM_WAITING} ORDER BY tenant_id, group_name LIMIT 1) AS first
+SELECT g.tenant_id, g.group_name FROM waiting g
+WHERE g.tenant_id IS NOT NULL
+    AND (g.tenant_id, g.group_name) NOT IN (
+        SELECT tenant_id, group_name FROM timebell_jobs
+        WHERE state = 'running' AND queue = :queue AND group_name IS NOT NULL
         UNION ALL
-        SELECT {_NEXT_GROUP.format(column="tenant_id")}, {_NEXT_GROUP.format(column="group_name")}
-        FROM waiting g WHERE g.tenant_id IS NOT NULL
-    )
-    SELECT g.tenant_id, g.group_name FROM waiting g
-    WHERE g.tenant_id IS NOT NULL AND (g.tenant_id, g.group_name) NOT IN ({IN_FLIGHT_GROUPS})
-        AND (g.tenant_id, g.group_name) NOT IN (SELECT f.tenant_id, f.group_name
-            FROM (SELECT tenant_id, group_name FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL
-                  AND queue = :queue ORDER BY priority, run_at LIMIT 1000) AS f WHERE f.group_name IS NOT NULL)
-    """  # noqa: S608 - constants only
-)
+        SELECT tenant_id, group_name FROM timebell_jobs
+        WHERE state = 'dispatched' AND queue = :queue AND group_name IS NOT NULL)
+    AND (g.tenant_id, g.group_name) NOT IN (
+        SELECT f.tenant_id, f.group_name
+        FROM (SELECT tenant_id, group_name FROM timebell_jobs
+              WHERE state = 'pending' AND hold IS NULL AND queue = :queue
+              ORDER BY priority, run_at LIMIT 1000) AS f
+        WHERE f.group_name IS NOT NULL)
+""")
 
 
 def release_stuck(tx: Transaction) -> int:
@@ -101,5 +89,5 @@ def release_stuck(tx: Transaction) -> int:
     released = 0
     grouped_queues = select(queues.c.name).where(queues.c.concurrency_per_group.is_not(None)).order_by(queues.c.name)
     for name in tx.execute(grouped_queues).scalars().all():
-        released += release_next(tx, [{**row, "queue": name} for row in tx.fetch(STUCK_GROUPS, queue=name)])
+        released += release_next(tx, [{**row, "queue": name} for row in tx.run_sql(STUCK_GROUPS, queue=name)])
     return released

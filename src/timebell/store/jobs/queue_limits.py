@@ -10,37 +10,22 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from sqlalchemy import select, update
+
 from timebell.model.job import Attempt
 from timebell.model.limits import GroupKey, admit_by_group, available_starts, record_starts, round_robin
 from timebell.model.payload import decode, encode
 from timebell.model.routes import Routes
-from timebell.store.jobs import claim, groups
-from timebell.store.jobs.claim import ATTEMPT_COLUMNS, CLAIMABLE_SHARED, DUE_IN_LANE, SET_RUNNING, QueueLane
-from timebell.store.statement import Statement
+from timebell.store.jobs import claim
+from timebell.store.jobs.claim import QueueLane
+from timebell.store.schema import queues
+from timebell.store.sql import SQL
 from timebell.store.transaction import Row, Transaction
 from timebell.store.types import to_micros
 
 MAX_TENANTS_PER_CLAIM = 200  # tenants considered by one claim
 GROUP_SCAN_SIZE = 500  # due jobs read by one scan for grouped jobs
 MAX_GROUP_SCANS = 20  # scans per claim; needed if many due jobs are of full groups and have to be held first
-
-_FROM_SHARED_LANE = f"FROM timebell_jobs WHERE {CLAIMABLE_SHARED} AND queue = :queue AND priority = :priority"
-# Tenants in a circle by id, starting after `:after`; UNION ends the recursion when one repeats. A loose index scan:
-# a few look-ups per tenant, whatever the number of jobs.
-TENANT_ROTATION = Statement(
-    f"""
-    WITH RECURSIVE circle(id) AS (
-        SELECT COALESCE((SELECT tenant_id {_FROM_SHARED_LANE} AND tenant_id > :after ORDER BY tenant_id LIMIT 1),
-                        (SELECT tenant_id {_FROM_SHARED_LANE} ORDER BY tenant_id LIMIT 1))
-        UNION
-        SELECT COALESCE((SELECT tenant_id {_FROM_SHARED_LANE} AND tenant_id > circle.id ORDER BY tenant_id LIMIT 1),
-                        (SELECT tenant_id {_FROM_SHARED_LANE} ORDER BY tenant_id LIMIT 1))
-        FROM circle WHERE circle.id IS NOT NULL
-    )
-    SELECT id, (SELECT 1 {_FROM_SHARED_LANE} AND tenant_id = seen.id AND $due ORDER BY run_at LIMIT 1) AS due
-    FROM (SELECT id FROM circle WHERE id IS NOT NULL LIMIT {MAX_TENANTS_PER_CLAIM}) AS seen
-    """  # noqa: S608 - constants only
-)
 
 
 class TenantRotation(NamedTuple):
@@ -52,24 +37,11 @@ class TenantRotation(NamedTuple):
 
 def next_tenants(tx: Transaction, lane: QueueLane, after: str, limit: int, now: datetime) -> TenantRotation:
     """Return up to `limit` tenants that are next in a lane; none if fewer than two tenants have due jobs there."""
-    rotation = tx.fetch(
-        TENANT_ROTATION, queue=lane.queue, priority=lane.priority, after=after, now=tx.dialect.to_db(now)
-    )
+    rotation = tx.dialect.rotate_tenants(tx, lane.key, after, now, MAX_TENANTS_PER_CLAIM)
     due = [row["id"] for row in rotation if row["due"]]
     if len(due) > limit:
         return TenantRotation(due[:limit], due[limit - 1])
     return TenantRotation(due if len(due) > 1 else [], rotation[-1]["id"] if rotation else "")
-
-
-# The same number of jobs for each tenant.
-_FROM_FAIR_SHARES = (
-    f"FROM d $lateral WHERE {CLAIMABLE_SHARED} AND tenant_id = d.tenant AND queue = :queue AND priority = :priority"
-    " AND $due AND $handled ORDER BY run_at LIMIT :limit $skip_locked $end_lateral"
-)
-CLAIM_FAIR_SHARES = Statement(
-    f"WITH $rows {SET_RUNNING} WHERE id $in SELECT s.id {_FROM_FAIR_SHARES} $end_in RETURNING {ATTEMPT_COLUMNS}",
-    tenant="text",
-)
 
 
 def claim_fair_shares(
@@ -79,17 +51,20 @@ def claim_fair_shares(
 
     A share is at least one job. If there are more tenants than `limit`, only the first ones get a share.
     """
-    share, rows = max(1, limit // max(1, len(tenants))), [{"tenant": tenant} for tenant in tenants[:limit]]
-    params = claim.lane_params(lane, routes)
-    claimed = claim.start_attempts(tx, CLAIM_FAIR_SHARES, now, rows, node=node, limit=share, **params) if rows else []
+    share, sharing, claimed = max(1, limit // max(1, len(tenants))), tenants[:limit], []
+    if sharing:
+        started = tx.dialect.claim_fair_shares(tx, lane.key, routes, node, now, sharing, share)
+        claimed = claim.to_attempts(tx, started, now)
     if len(claimed) < limit:
         claimed += claim.claim_batch(tx, lane, routes, node, limit - len(claimed), now)
     return claimed
 
 
-LOCK_QUEUE = Statement("SELECT * FROM timebell_queues WHERE name = :queue $for_update")
-COUNT_IN_FLIGHT = Statement(f"SELECT {claim.COUNT_IN_FLIGHT.format(':queue')} AS busy")
-RECORD_STARTS = Statement("UPDATE timebell_queues SET starts = :starts WHERE name = :queue")
+# Two counts, because each state has its own partial index.
+COUNT_IN_FLIGHT = SQL("""
+SELECT (SELECT count(*) FROM timebell_jobs WHERE state = 'running' AND queue = :queue)
+    + (SELECT count(*) FROM timebell_jobs WHERE state = 'dispatched' AND queue = :queue) AS busy
+""")
 
 
 def claim_limited(
@@ -99,14 +74,14 @@ def claim_limited(
 
     The limits apply to all nodes together, so the row of the queue stays locked until the transaction ends.
     """
-    queue_rows = tx.fetch(LOCK_QUEUE, queue=lane.queue)
-    if not queue_rows:
+    same_queue = queues.c.name == lane.queue
+    queue = tx.execute(select(queues).where(same_queue).with_for_update()).mappings().first()
+    if queue is None:
         return claim_fair_shares(tx, lane, routes, node, limit, now, tenants)
-    queue = queue_rows[0]
     if queue["paused"]:
         return []
     if queue["concurrency"] is not None:
-        limit = min(limit, queue["concurrency"] - tx.fetch(COUNT_IN_FLIGHT, queue=lane.queue)[0]["busy"])
+        limit = min(limit, queue["concurrency"] - tx.run_sql(COUNT_IN_FLIGHT, queue=lane.queue)[0]["busy"])
     starts, rate, now_micros = decode(queue["starts"]) or [], queue["rate"], to_micros(now)
     per = round((queue["per"] or 0) * 1e6)
     if rate is not None:
@@ -121,29 +96,23 @@ def claim_limited(
         # Expired jobs are skipped, not started. If they counted, a late queue could spend its whole rate on them.
         start_count = sum(attempt.expires_at is None or attempt.expires_at > now for attempt in claimed)
         if start_count:
-            tx.fetch(
-                RECORD_STARTS,
-                queue=lane.queue,
-                starts=encode(record_starts(starts, rate, per, now_micros, start_count)),
-            )
+            recorded = record_starts(starts, rate, per, now_micros, start_count)
+            tx.execute(update(queues).where(same_queue).values(starts=encode(recorded)))
     return claimed
 
 
-RUNNING_GROUPS = Statement(
-    f"SELECT tenant_id, group_name, count(*) AS running FROM ({groups.IN_FLIGHT_GROUPS}) AS busy"  # noqa: S608
-    " GROUP BY tenant_id, group_name"
-)
-SCAN_DUE = Statement(
-    f"SELECT id, tenant_id, group_name FROM timebell_jobs WHERE {DUE_IN_LANE} ORDER BY run_at LIMIT :limit $skip_locked"  # noqa: S608
-)
-SCAN_FAIR_SHARES = Statement(f"WITH $rows SELECT s.id, s.tenant_id, s.group_name {_FROM_FAIR_SHARES}", tenant="text")
-START_SELECTED = Statement(
-    f"WITH $rows {SET_RUNNING} WHERE id $in SELECT id FROM d $end_in RETURNING {ATTEMPT_COLUMNS}",  # noqa: S608
-    id="id",
-)
-HOLD_FOR_GROUP = Statement(
-    "WITH $rows UPDATE timebell_jobs SET hold = 'group' WHERE id $in SELECT id FROM d $end_in", id="id"
-)
+# Two parts, because each state has its own partial index.
+COUNT_IN_FLIGHT_BY_GROUP = SQL("""
+SELECT tenant_id, group_name, count(*) AS running
+FROM (
+    SELECT tenant_id, group_name FROM timebell_jobs
+    WHERE state = 'running' AND queue = :queue AND group_name IS NOT NULL
+    UNION ALL
+    SELECT tenant_id, group_name FROM timebell_jobs
+    WHERE state = 'dispatched' AND queue = :queue AND group_name IS NOT NULL
+) AS busy
+GROUP BY tenant_id, group_name
+""")
 
 
 def _claim_in_groups(
@@ -154,24 +123,24 @@ def _claim_in_groups(
 
     A held job leaves the claim index, so later scans do not read it again.
     """
-    counted = tx.fetch(RUNNING_GROUPS, queue=lane.queue)
+    counted = tx.run_sql(COUNT_IN_FLIGHT_BY_GROUP, queue=lane.queue)
     running: Counter[GroupKey] = Counter({(row["tenant_id"], row["group_name"]): row["running"] for row in counted})
     claimed: list[Attempt] = []
-    rows = [{"tenant": tenant} for tenant in tenants[:limit]]
-    params = {**claim.lane_params(lane, routes), "now": tx.dialect.to_db(now)}
+    sharing = tenants[:limit]
     for scan in range(MAX_GROUP_SCANS):
-        if rows and scan == 0:
-            due = tx.fetch(SCAN_FAIR_SHARES, rows, limit=max(1, GROUP_SCAN_SIZE // len(rows)), **params)
+        if sharing and scan == 0:
+            share = max(1, GROUP_SCAN_SIZE // len(sharing))
+            due = tx.dialect.lock_due_shares(tx, lane.key, routes, now, sharing, share)
             due = [due[index] for index in round_robin([row["tenant_id"] for row in due])]
         else:
-            due = tx.fetch(SCAN_DUE, limit=GROUP_SCAN_SIZE, **params)
+            due = tx.dialect.lock_due(tx, lane.key, routes, now, GROUP_SCAN_SIZE)
         to_start, to_hold = admit_by_group(map(_group_of, due), running, per_group, limit - len(claimed))
         if to_hold:
-            tx.fetch(HOLD_FOR_GROUP, [{"id": str(due[index]["id"])} for index in to_hold])
+            tx.dialect.hold_for_group(tx, [str(due[index]["id"]) for index in to_hold])
         if to_start:
-            ids = [{"id": str(due[index]["id"])} for index in to_start]
-            claimed += claim.start_attempts(tx, START_SELECTED, now, ids, node=node)
-        if len(claimed) == limit or (len(due) < GROUP_SCAN_SIZE and not (rows and scan == 0)):
+            ids = [str(due[index]["id"]) for index in to_start]
+            claimed += claim.to_attempts(tx, tx.dialect.start_locked(tx, ids, node, now), now)
+        if len(claimed) == limit or (len(due) < GROUP_SCAN_SIZE and not (sharing and scan == 0)):
             break
     return claimed
 

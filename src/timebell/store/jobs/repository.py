@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Table, and_, delete, func, select, text, union_all, update
+from sqlalchemy import ColumnElement, Row, Select, and_, func, select, tuple_, union_all, update
 
 from timebell.errors import Conflict
 from timebell.model.job import FINISHED, LIVE, CancelOutcome, Completion, Hold, Job, JobState, Kind, NewJob, UniformJobs
@@ -22,11 +21,10 @@ from timebell.store.jobs.claim import fetch_lane_rows, mark_serial
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
 from timebell.store.jobs.indexes import UnindexedFilter, split_by_running
-from timebell.store.jobs.serial import LOCK_SCHEDULES, complete_serial, release_next
-from timebell.store.schema import finished, jobs, requests
-from timebell.store.statement import Statement
+from timebell.store.jobs.serial import complete_serial, lock_schedules, release_next
+from timebell.store.schema import finished, jobs, requests, tenants
 from timebell.store.transaction import Transaction
-from timebell.store.types import EPOCH, Id, Instant
+from timebell.store.types import EPOCH
 
 
 def create(
@@ -40,9 +38,8 @@ def create(
 
     A conflict is a request id that was used before, or a key that a live job has. `on_conflict` is `error` (raise
     Conflict), `keep` (the existing job) or `replace` (cancel the existing job if it is pending, and create the new
-    one). A reused request id with `replace` raises Conflict, too. Other nodes are notified if a job is due before
-    `notify_before`. With `bulk` jobs without key and request id are loaded by the bulk path of the database. Raises
-    Conflict, and the errors of `bind_jobs`.
+    one). A reused request id with `replace` raises Conflict, too. With `bulk` jobs without key and request id are
+    loaded by the bulk path of the database. Raises Conflict, and the errors of `bind_jobs`.
     """
     distinct_jobs = [new_jobs.template] if isinstance(new_jobs, UniformJobs) else new_jobs
     shared = ensure_tenants(tx, {job.tenant_id for job in distinct_jobs}, min(job.created_at for job in distinct_jobs))
@@ -64,45 +61,14 @@ def create(
     return existing
 
 
-INSERT_TENANTS = Statement(
-    "WITH $rows INSERT INTO timebell_tenants (id, created_at) SELECT id, created_at FROM d WHERE true"
-    " ON CONFLICT DO NOTHING",
-    id="text",
-    created_at="instant",
-)
-
-
-KNOWN_TENANTS = Statement(
-    "WITH $rows SELECT id FROM timebell_tenants WHERE id $in SELECT id FROM d $end_in"
-    " UNION SELECT id FROM (SELECT id FROM timebell_tenants WHERE id <> 'default' LIMIT 1) AS another",
-    id="text",
-)
-
-
 def ensure_tenants(tx: Transaction, ids: set[str], now: datetime) -> bool:
     """Insert missing tenants; return whether there are any besides `default`."""
-    known = {row["id"] for row in tx.fetch(KNOWN_TENANTS, [{"id": tenant} for tenant in ids])}
+    known = tx.dialect.find_tenants(tx, ids)
     if unknown := sorted(ids - known):
-        tx.fetch(INSERT_TENANTS, [{"id": tenant, "created_at": tx.dialect.to_db(now)} for tenant in unknown])
+        tx.execute(
+            tx.dialect.insert_ignoring_duplicates(tenants), [{"id": tenant, "created_at": now} for tenant in unknown]
+        )
     return bool((known | ids) - {"default"})
-
-
-INSERT_REQUESTS = Statement(
-    "WITH $rows INSERT INTO timebell_requests (tenant_id, request_id, job_id) SELECT tenant_id, request_id, job_id"
-    " FROM d WHERE true ON CONFLICT DO NOTHING RETURNING job_id",
-    tenant_id="text",
-    request_id="text",
-    job_id="id",
-)
-
-
-EXISTING_REQUESTS = Statement(
-    "WITH $rows SELECT d.job_id AS id, r.job_id FROM d JOIN timebell_requests r"
-    " ON r.tenant_id = d.tenant_id AND r.request_id = d.request_id",
-    tenant_id="text",
-    request_id="text",
-    job_id="id",
-)
 
 
 def _reserve_request_ids(tx: Transaction, new_jobs: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
@@ -112,10 +78,14 @@ def _reserve_request_ids(tx: Transaction, new_jobs: Sequence[NewJob], on_conflic
     """
     if not new_jobs:
         return {}
-    rows = [{"tenant_id": job.tenant_id, "request_id": job.request_id, "job_id": job.id} for job in new_jobs]
-    reserved = {str(row["job_id"]) for row in tx.fetch(INSERT_REQUESTS, rows)}
-    used = [row for row in rows if row["job_id"] not in reserved]
-    existing = {str(row["id"]): str(row["job_id"]) for row in tx.fetch(EXISTING_REQUESTS, used)} if used else {}
+    reserved = tx.dialect.reserve_request_ids(tx, new_jobs)
+    used = {(job.tenant_id, job.request_id): job.id for job in new_jobs if job.id not in reserved}
+    existing: dict[str, str] = {}
+    if used:
+        is_used = tuple_(requests.c.tenant_id, requests.c.request_id).in_(list(used))
+        existing = {
+            used[row.tenant_id, row.request_id]: row.job_id for row in tx.execute(select(requests).where(is_used))
+        }
     if existing and on_conflict != "keep":
         job = next(job for job in new_jobs if job.id in existing)
         raise _request_id_in_use(job.request_id, existing[job.id])
@@ -322,7 +292,7 @@ def reschedule(
         hold=Hold.OVERLAP if row.serial and row.hold in (Hold.OVERLAP, Hold.BACKLOG) else None, group=row.group_name,
     )  # fmt: skip
     if row.serial:
-        tx.fetch(LOCK_SCHEDULES, [{"id": row.schedule_id}])
+        lock_schedules(tx, [row.schedule_id])
     insert_jobs(tx, [job])
     if row.hold == Hold.BACKLOG and row.serial:  # released from the backlog, but still one at a time
         mark_serial(tx, [row.schedule_id])
@@ -426,36 +396,6 @@ def count_by_state(tx: Transaction) -> dict[str, int]:
         name: select(jobs.c.id).where(where).limit(COUNT_LIMIT + 1).subquery() for name, where in conditions.items()
     }
     return {name: tx.execute(select(func.count()).select_from(rows)).scalar_one() for name, rows in samples.items()}
-
-
-def prune(tx: Transaction, before: datetime, limit: int) -> int:
-    """Delete up to `limit` jobs that finished before an instant; return how many were deleted."""
-    if tx.dialect.name.startswith("mysql"):  # no LIMIT in a subquery of IN, but in DELETE itself
-        statement = "DELETE FROM timebell_finished WHERE finished_at < :before ORDER BY finished_at LIMIT :limit"
-        return tx.execute(text(statement), {"before": tx.dialect.to_db(before), "limit": limit}).rowcount
-    ids = select(finished.c.id).where(finished.c.finished_at < before).order_by(finished.c.finished_at).limit(limit)
-    to_delete = (finished.c.finished_at < before) & finished.c.id.in_(ids.scalar_subquery())
-    return tx.execute(delete(finished).where(to_delete)).rowcount
-
-
-def typed_row(tx: Transaction, table: Table, row: Mapping[str, Any]) -> Any:
-    """Convert a row returned by a Statement, of `jobs` or `finished`, to the form of SQLAlchemy rows."""
-    values = dict(row)
-    for name in _ID_COLUMNS[table.name]:
-        values[name] = None if values[name] is None else str(values[name])
-    for name in _INSTANT_COLUMNS[table.name]:
-        values[name] = tx.dialect.from_db(values[name])
-    return SimpleNamespace(**values, _mapping=values)
-
-
-def _columns_of_type(kind: type[Any]) -> dict[str, list[str]]:
-    return {
-        table.name: [column.name for column in table.columns if isinstance(column.type, kind)]
-        for table in (jobs, finished)
-    }
-
-
-_ID_COLUMNS, _INSTANT_COLUMNS = _columns_of_type(Id), _columns_of_type(Instant)
 
 
 def job_from_row(row: Row[Any]) -> Job:

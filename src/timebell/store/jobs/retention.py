@@ -6,17 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select, text
 
-from timebell.store.jobs import repository
 from timebell.store.schema import finished
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 WEEK = timedelta(weeks=1)
 PARTITION_WEEKS_AHEAD = 3  # weeks for which partitions are created, the current one included
 _FIRST_MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
 
-PARTITIONS = Statement(
-    "SELECT c.relname AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+PARTITIONS = text(
+    "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
     " WHERE i.inhparent = CAST('timebell_finished' AS regclass)"
 )
 
@@ -33,7 +31,7 @@ def prune(tx: Transaction, before: datetime, limit: int = 10_000) -> int:
             if _partition_start(name) + WEEK <= before:
                 tx.execute(text(f"DROP TABLE {name}"))
                 dropped += 1
-    return dropped + repository.prune(tx, before, limit)
+    return dropped + tx.dialect.prune_finished(tx, before, limit)
 
 
 def create_partitions(tx: Transaction, now: datetime) -> list[str]:
@@ -63,8 +61,7 @@ def create_partitions(tx: Transaction, now: datetime) -> list[str]:
 
 def _weekly_partitions(tx: Transaction) -> list[str]:
     prefix = "timebell_finished_"
-    names = [row["name"] for row in tx.fetch(PARTITIONS)]
-    return [name for name in names if name.removeprefix(prefix).isdigit()]
+    return [name for name in tx.execute(PARTITIONS).scalars() if name.removeprefix(prefix).isdigit()]
 
 
 def _partition_start(name: str) -> datetime:

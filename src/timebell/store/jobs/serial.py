@@ -17,42 +17,9 @@ from timebell.store.jobs.complete import complete_jobs, schedule_retries
 from timebell.store.schedules.recurrence_column import recurrence_from_json
 from timebell.store.schema import jobs as table
 from timebell.store.schema import schedules as schedule_rows
-from timebell.store.statement import Statement
 from timebell.store.transaction import JOBS, SCHEDULES, STOPS, Row, Transaction
 
 log = logging.getLogger("timebell.completer")
-
-# A schedule has no next instant only if it has ended, or if it has a fixed delay and a live job.
-# `may_have_waiting`: whether a job of the schedule may be waiting. With row locks it is always true: the planner
-# may hold a job between the snapshot of this statement and the acquisition of the lock.
-LOCK_SCHEDULES = Statement(
-    "WITH $rows SELECT id, CASE WHEN next_fire_at IS NULL THEN recurrence END AS fixed_delay,"
-    " $may_have_waiting AS may_have_waiting FROM timebell_schedules"
-    " WHERE id $in SELECT id FROM d $end_in ORDER BY id $for_update",
-    id="id",
-)
-LOCK_SCHEDULES_UNLOCKED = Statement(LOCK_SCHEDULES.template.template.replace("$for_update", "$skip_locked"), id="id")
-RELEASE_NEXT = Statement(
-    """
-    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $in
-        SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
-                ORDER BY j.scheduled_at, j.id LIMIT 1)
-        FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.serial
-                                 AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'backlog')))
-    $end_in RETURNING id
-    """,
-    id="id",
-)
-# Not while the schedule has another live job, whose completion will get here, too. Jobs with hold `backlog` do not
-# count.
-ADVANCE_FIXED_DELAY = Statement(
-    "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at FROM d WHERE s.id = d.id"
-    " AND s.id $in SELECT id FROM d $end_in"
-    " AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.serial"
-    " AND (j.hold IS NULL OR j.hold <> 'backlog')) RETURNING name",
-    id="id",
-    next_fire_at="instant",
-)
 
 
 def complete_serial(
@@ -66,7 +33,7 @@ def complete_serial(
     planner or a claim could hold a job behind one that has just completed. With `skip_locked`, jobs are left unchanged
     if their own row or the row of their schedule is locked by another transaction.
     """
-    locked = _lock_schedules(tx, schedules, LOCK_SCHEDULES_UNLOCKED if skip_locked else LOCK_SCHEDULES)
+    locked = lock_schedules(tx, schedules, skip_locked=skip_locked)
     missing = set(schedules) - {str(row["id"]) for row in locked} if skip_locked else None
     if missing:
         still_locked = set(
@@ -88,13 +55,13 @@ def release_successors(tx: Transaction, completed: Sequence[Row], completions: S
     """
     serial_rows = [row for row in completed if row["serial"]]
     return _release_and_advance(
-        tx, _lock_schedules(tx, [str(row["schedule_id"]) for row in serial_rows]), serial_rows, completions
+        tx, lock_schedules(tx, [str(row["schedule_id"]) for row in serial_rows]), serial_rows, completions
     )
 
 
-def _lock_schedules(tx: Transaction, schedules: Sequence[str], statement: Statement = LOCK_SCHEDULES) -> Sequence[Row]:
-    rows = [{"id": schedule} for schedule in sorted(set(schedules))]
-    return tx.fetch(statement, rows) if rows else []
+def lock_schedules(tx: Transaction, schedules: Sequence[str], *, skip_locked: bool = False) -> Sequence[Row]:
+    """Lock schedules in the order of their ids; return the rows of the locked ones."""
+    return tx.dialect.lock_schedules(tx, sorted(set(schedules)), skip_locked=skip_locked) if schedules else []
 
 
 def _release_and_advance(
@@ -154,14 +121,13 @@ def _advance_fixed_delays(
             following = ended_at
         if following is not None:
             next_instants[id_] = max(following, next_instants.get(id_, following))
-    rows = [{"id": id_, "next_fire_at": tx.dialect.to_db(at)} for id_, at in next_instants.items()]
-    if rows and tx.fetch(ADVANCE_FIXED_DELAY, rows):
+    if next_instants and tx.dialect.advance_fixed_delays(tx, next_instants):
         tx.notify(SCHEDULES)
 
 
 def release_next(tx: Transaction, schedules: Sequence[str]) -> int:
     """Release the first waiting job of each schedule that has no other live job; return how many were released."""
-    released = len(tx.fetch(RELEASE_NEXT, [{"id": schedule} for schedule in schedules])) if schedules else 0
+    released = tx.dialect.release_next(tx, schedules) if schedules else 0
     if released:
         tx.notify(JOBS)
     return released

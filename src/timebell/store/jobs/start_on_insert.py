@@ -14,18 +14,7 @@ from datetime import datetime
 from timebell.model.job import Attempt, NewJob
 from timebell.model.routes import Routes
 from timebell.store.jobs import claim
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
-
-# The lanes of the batch whose queue has no limits and is not paused, and in which no other job is due.
-OPEN_LANES = Statement(
-    "WITH $rows SELECT d.queue, d.priority FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_queues q"  # noqa: S608
-    " WHERE q.name = d.queue AND (q.paused OR q.concurrency IS NOT NULL OR q.concurrency_per_group IS NOT NULL"
-    f" OR q.rate IS NOT NULL)) AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE {claim.CLAIMABLE}"
-    " AND j.queue = d.queue AND j.priority = d.priority AND j.run_at <= :now)",
-    queue="text",
-    priority="int",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +32,7 @@ class SlotReservation:
         if not startable:
             return startable
         lanes = {(job.queue, job.priority) for job in startable}
-        rows = [{"queue": queue, "priority": priority} for queue, priority in sorted(lanes)]
-        open_lanes = {(row["queue"], row["priority"]) for row in tx.fetch(OPEN_LANES, rows, now=tx.dialect.to_db(now))}
+        open_lanes = tx.dialect.find_open_lanes(tx, lanes, now)
         if open_lanes != lanes:
             startable = [job for job in startable if (job.queue, job.priority) in open_lanes]
         if len(open_lanes) > 1:

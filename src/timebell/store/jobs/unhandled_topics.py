@@ -6,39 +6,26 @@ They are held (hold `unhandled`) until a node handles them, or completed if they
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from timebell.model.job import Completion, JobState
+from sqlalchemy import ColumnElement, func, not_, or_, select, text, update
+
+from timebell.model.job import Completion, Hold, JobState
 from timebell.model.routes import ALL_ROUTES, COMPLETE_UNHANDLED_JSON, Routes
+from timebell.store.dialects.operations import Lane
 from timebell.store.jobs import groups
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.serial import complete_serial
-from timebell.store.statement import Statement
-from timebell.store.transaction import JOBS, Transaction
+from timebell.store.schema import jobs
+from timebell.store.transaction import JOBS, Row, Transaction
 
 NO_HANDLERS_RESULT = '{"listeners":0}'
 
-# Only the head of each lane: an unhandled job is a problem only if other jobs wait behind it.
-_LANE_HEAD = (
-    f"SELECT id, route FROM timebell_jobs j WHERE {CLAIMABLE} AND queue = :queue"  # noqa: S608 - constants only
-    " AND priority = :priority AND run_at <= :now ORDER BY run_at LIMIT 1000"
-)
-# Only before the first attempt: a job that was attempted before was handled by some node.
-_COMPLETES_UNHANDLED = "target = :completes AND attempt = 0"
-HOLD_UNHANDLED = Statement(
-    f"UPDATE timebell_jobs SET hold = 'unhandled' WHERE id $in SELECT id FROM ({_LANE_HEAD}) AS head"  # noqa: S608
-    f" WHERE NOT $handled $end_in AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES_UNHANDLED}))"
-    " RETURNING id, route, queue, tenant_id, group_name"
-)
-COMPLETABLE_UNHANDLED = Statement(
-    f"SELECT id, schedule_id, serial FROM timebell_jobs WHERE id $in SELECT id FROM ({_LANE_HEAD}) AS head"  # noqa: S608
-    f" WHERE NOT $handled $end_in AND {CLAIMABLE} AND {_COMPLETES_UNHANDLED}"
-)
-RELEASE_HANDLED = Statement(
-    "UPDATE timebell_jobs SET hold = NULL WHERE id $in SELECT id FROM timebell_jobs j"
-    " WHERE hold = 'unhandled' AND state = 'pending' AND $handled LIMIT 10000 $end_in RETURNING id"
-)
+LANE_HEAD_SIZE = 1_000
+"""Due jobs of a lane that are examined: an unhandled job is a problem only if other jobs wait behind it."""
+RELEASE_BATCH_SIZE = 10_000
 
 
 class UnhandledReport(NamedTuple):
@@ -60,34 +47,64 @@ def process_unhandled(tx: Transaction, handled: Routes, now: datetime) -> Unhand
     held = completed = 0
     routes: set[str] = set()
     for row in fetch_lane_rows(tx, ALL_ROUTES, now):
-        lane = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
-        params = {**lane, **handled.sql_params(), "completes": COMPLETE_UNHANDLED_JSON}
-        held_jobs = tx.fetch(HOLD_UNHANDLED, **params)
-        groups.release_next(tx, held_jobs)
-        held, routes = held + len(held_jobs), routes | {job["route"] for job in held_jobs}
-        completable = tx.fetch(COMPLETABLE_UNHANDLED, **params)
+        unhandled = _list_unhandled(tx, (row["queue"], row["priority"]), handled, now)
+        completable = [job for job in unhandled if _completes_unhandled(job)]
+        if to_hold := [job.id for job in unhandled if not _completes_unhandled(job)]:
+            held_jobs = _hold_claimable(tx, to_hold)
+            held, routes = held + len(held_jobs), routes | {job["route"] for job in held_jobs}
         completions = [
             Completion(
-                str(job["id"]),
-                0,
-                JobState.COMPLETED,
-                now,
-                expected_state=JobState.PENDING,
-                uses_attempt=False,
+                job.id, 0, JobState.COMPLETED, now, expected_state=JobState.PENDING, uses_attempt=False,
                 result=NO_HANDLERS_RESULT,
             )
             for job in completable
-        ]
+        ]  # fmt: skip
         if completions:
-            completed += len(
-                complete_serial(tx, completions, [str(job["schedule_id"]) for job in completable if job["serial"]])
-            )
+            schedules = [job.schedule_id for job in completable if job.serial]
+            completed += len(complete_serial(tx, completions, schedules))
     return UnhandledReport(held, released, completed, frozenset(routes))
+
+
+def _list_unhandled(tx: Transaction, lane: Lane, handled: Routes, now: datetime) -> Sequence[Any]:
+    """Return the jobs at the head of a lane that no node handles."""
+    queue, priority = lane
+    columns = (jobs.c.id, jobs.c.route, jobs.c.target, jobs.c.attempt, jobs.c.schedule_id, jobs.c.serial)
+    due = (jobs.c.queue == queue) & (jobs.c.priority == priority) & (jobs.c.run_at <= now)
+    head = select(*columns).where(text(CLAIMABLE), due).order_by(jobs.c.run_at).limit(LANE_HEAD_SIZE).subquery()
+    return tx.execute(select(head).where(not_(_is_handled(head.c.route, handled)))).all()
+
+
+def _completes_unhandled(job: Any) -> bool:
+    """Return whether a job completes instead of being held: a job that was attempted was handled by some node."""
+    return bool(job.target == COMPLETE_UNHANDLED_JSON and job.attempt == 0)
+
+
+def _hold_claimable(tx: Transaction, ids: Sequence[str]) -> list[Row]:
+    """Hold those of these jobs that are still claimable, and release the next jobs of their groups; return them."""
+    columns = (jobs.c.id, jobs.c.route, jobs.c.queue, jobs.c.tenant_id, jobs.c.group_name)
+    claimable = select(*columns).where(jobs.c.id.in_(ids), text(CLAIMABLE)).order_by(jobs.c.id).with_for_update()
+    locked: list[Row] = [dict(row._mapping) for row in tx.execute(claimable)]
+    if locked:
+        same = jobs.c.id.in_([job["id"] for job in locked])
+        tx.execute(update(jobs).where(same).values(hold=Hold.UNHANDLED.value))
+        groups.release_next(tx, locked)
+    return locked
+
+
+def _is_handled(route: ColumnElement[str], routes: Routes) -> ColumnElement[bool]:
+    prefixes = [func.substr(route, 1, len(prefix)) == prefix for prefix in sorted(routes.prefixes)]
+    topics = [route.not_like("@%")] if routes.all_topics else []
+    return or_(route.in_(sorted(routes.exact)), *topics, *prefixes)
 
 
 def release_handled(tx: Transaction, handled: Routes) -> int:
     """Release unhandled jobs that these routes handle; return how many."""
-    released = len(tx.fetch(RELEASE_HANDLED, **handled.sql_params()))
+    is_held = (jobs.c.hold == Hold.UNHANDLED.value) & (jobs.c.state == JobState.PENDING.value)
+    query = select(jobs.c.id).where(is_held, _is_handled(jobs.c.route, handled)).limit(RELEASE_BATCH_SIZE)
+    ids = tx.execute(query).scalars().all()
+    if not ids:
+        return 0
+    released: int = tx.execute(update(jobs).where(jobs.c.id.in_(ids), is_held).values(hold=None)).rowcount
     if released:
         tx.notify(JOBS)
     return released

@@ -46,7 +46,7 @@ def count_pending_by_minute(tx: Transaction, tenant_id: str, start: datetime, en
     where = (
         (jobs.c.tenant_id == tenant_id) & NOT_RUNNING_CLAUSE & (jobs.c.state == "pending") & (at >= start) & (at < end)
     )
-    minute: Any = literal_column(tx.dialect.macros["minute"])
+    minute: Any = literal_column(tx.dialect.run_at_minute)
     counts: Any = tx.execute(select(minute, func.count()).where(where).group_by(minute)).all()
     return {
         from_micros(start_ * MINUTE_MICROSECONDS) if isinstance(start_, int) else start_: count

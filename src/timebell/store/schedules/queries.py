@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, cast, func, select
+from sqlalchemy import ColumnElement, func, select
 
+from timebell.model.job import JobState
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.store.jobs import queues
 from timebell.store.schedules.rows import schedule_from_row, spec_from_row, try_schedule_from_row
-from timebell.store.schema import revisions, schedules
-from timebell.store.statement import Statement
+from timebell.store.schema import finished, revisions, schedules
 from timebell.store.transaction import Transaction
 
 ANY_LABELS: Mapping[str, str] = {}
@@ -56,31 +56,25 @@ def list_schedules(
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
-SELECT_RECENT_OUTCOMES = Statement(
-    "WITH $rows SELECT d.id, f.state, f.reason FROM d, timebell_finished f WHERE f.schedule_id = d.id"
-    " AND f.scheduled_at >= COALESCE((SELECT g.scheduled_at FROM timebell_finished g WHERE g.schedule_id = d.id"
-    " ORDER BY g.scheduled_at DESC LIMIT 1 OFFSET :last), f.scheduled_at) ORDER BY d.id, f.scheduled_at DESC",
-    id="id",
-)
-
-
 def list_recent_outcomes(tx: Transaction, ids: Sequence[str], count: int) -> dict[str, list[str]]:
     """Return the outcomes of the last `count` occurrences by schedule id, newest first: a state, or a skip reason."""
+    earlier = finished.alias()
+    of_schedule = select(earlier.c.scheduled_at).where(earlier.c.schedule_id == schedules.c.id)
+    last = of_schedule.order_by(earlier.c.scheduled_at.desc()).limit(1).offset(count - 1).scalar_subquery()
+    query = select(schedules.c.id, finished.c.state, finished.c.reason).where(
+        schedules.c.id.in_(ids), finished.c.schedule_id == schedules.c.id,
+        finished.c.scheduled_at >= func.coalesce(last, finished.c.scheduled_at),
+    )  # fmt: skip
     outcomes: dict[str, list[str]] = {}
-    for row in tx.fetch(SELECT_RECENT_OUTCOMES, [{"id": id_} for id_ in ids], last=count - 1):
-        outcome = row["state"] if row["state"] != "skipped" else row["reason"]
-        outcomes.setdefault(str(row["id"]), []).append(str(outcome))
+    for row in tx.execute(query.order_by(schedules.c.id, finished.c.scheduled_at.desc())):
+        outcomes.setdefault(row.id, []).append(row.reason if row.state == JobState.SKIPPED else row.state)
     return {id_: outcome[:count] for id_, outcome in outcomes.items()}
 
 
 def _action_json_text(tx: Transaction, path: str) -> ColumnElement[str]:
     """Return the text at `path` in the stored action. Only the first dot separates, as labels may contain dots."""
     outer, _, inner = path.partition(".")
-    names = [outer, inner] if inner else [outer]
-    if tx.dialect.partitioned:
-        return func.json_extract_path_text(cast(schedules.c.action, JSON), *names)
-    extract = func.json_value if tx.dialect.name.startswith("mysql") else func.json_extract
-    return extract(schedules.c.action, "$" + "".join(f'."{name}"' for name in names))
+    return tx.dialect.json_text(schedules.c.action, [outer, inner] if inner else [outer])
 
 
 def list_firing_before(tx: Transaction, tenant_id: str | None, before: datetime) -> list[Schedule]:

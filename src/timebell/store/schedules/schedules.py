@@ -35,7 +35,6 @@ from timebell.store.schedules.rows import (
 )
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
-from timebell.store.statement import Statement
 from timebell.store.transaction import SCHEDULES, Transaction
 from timebell.tracing import strip_context
 
@@ -253,32 +252,6 @@ class FireResult:
 SkippedOccurrence = tuple[NewJob, str, int, datetime]
 NO_LIVE_JOBS = (0, 0)
 FIRING_NOT_STOPPED = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
-SELECT_DUE = Statement(
-    f"SELECT * FROM timebell_schedules WHERE enabled AND error IS NULL AND $due_schedule AND {FIRING_NOT_STOPPED}"  # noqa: S608
-    " ORDER BY next_fire_at LIMIT :most $skip_locked"
-)
-SELECT_NEXT_FIRE = Statement(
-    "SELECT next_fire_at FROM timebell_schedules WHERE enabled AND error IS NULL AND next_fire_at IS NOT NULL"  # noqa: S608
-    f" AND {FIRING_NOT_STOPPED}"
-    " ORDER BY next_fire_at LIMIT 1"
-)
-COUNT_LIVE_JOBS = Statement(
-    "WITH $rows SELECT j.schedule_id, count(*) AS live, sum(CASE WHEN j.serial THEN 0 ELSE 1 END) AS beside"
-    " FROM timebell_jobs j JOIN d ON j.schedule_id = d.id WHERE j.hold IS NULL OR j.hold <> 'backlog'"
-    " GROUP BY j.schedule_id",
-    id="id",
-)
-ADVANCE_CURSORS = Statement(
-    "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, last_fired_at ="
-    " COALESCE(d.last_fired_at, s.last_fired_at), error = d.error, tzdata = d.tzdata, utc_offset = d.utc_offset"
-    " FROM d WHERE s.id = d.id AND s.id $in SELECT id FROM d $end_in",
-    id="id",
-    next_fire_at="instant",
-    last_fired_at="instant",
-    error="text",
-    tzdata="text",
-    utc_offset="int",
-)
 
 
 def fire_due_schedules(
@@ -293,7 +266,7 @@ def fire_due_schedules(
     Jobs that fit into `reservation` are inserted as running. Other planners skip the rows locked here, and a crash
     leaves the cursors where they were.
     """
-    rows = tx.fetch(SELECT_DUE, now=tx.dialect.to_db(now), most=limit)
+    rows = tx.dialect.lock_due_schedules(tx, now, limit)
     fired = _fire_locked(tx, _load_or_mark_errored(tx, rows), build, now, reservation) if rows else FireResult()
     fired.next_fire_at = find_next_fire_at(tx)
     return fired
@@ -368,7 +341,7 @@ def _fire_locked(
     if skips:
         claim.record_skipped(tx, skips, now)
     stopping = serial.supersede(tx, successors, now) if successors else 0
-    tx.fetch(ADVANCE_CURSORS, advances)
+    tx.dialect.advance_cursors(tx, advances)
     reasons: dict[str, int] = {}
     for _, reason, count, _ in skips:
         reasons[reason] = reasons.get(reason, 0) + count
@@ -379,12 +352,10 @@ def _fire_locked(
 
 def count_live_jobs(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the number of live jobs and of live non-serial jobs by schedule id; schedules without any are omitted."""
-    rows = tx.fetch(COUNT_LIVE_JOBS, [{"id": id_} for id_ in ids]) if ids else []
+    rows = tx.dialect.count_live_jobs(tx, ids) if ids else []
     return {str(row["schedule_id"]): (row["live"], row["beside"]) for row in rows} if rows else {}
 
 
 def find_next_fire_at(tx: Transaction) -> datetime | None:
     """Return the next instant at which any schedule is due; a single index lookup."""
-    rows = tx.fetch(SELECT_NEXT_FIRE)
-    at: datetime | None = tx.dialect.from_db(rows[0]["next_fire_at"]) if rows else None
-    return at
+    return tx.dialect.find_next_fire_at(tx)

@@ -8,33 +8,28 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Protocol
 
+from sqlalchemy import bindparam, case, or_, update
+
 from timebell.errors import InvalidRecurrence
 from timebell.model.schedule import Schedule
 from timebell.model.tzdata_change import ChangeTally
 from timebell.recurrence import Recurrence, Release
 from timebell.recurrence.tzdata_diff import offset_at, relocate
-from timebell.store.statement import Statement
+from timebell.store.schema import zone_changes
 from timebell.store.transaction import Transaction
+from timebell.store.types import Instant
 
-# A single upsert, because planners on several nodes may insert the row first.
-UPSERT_CHANGES = Statement(
-    "WITH $rows INSERT INTO timebell_zone_changes (tzdata, timezone, offset_before, offset_after, examined, schedules,"
-    " jobs, since, recorded_at) SELECT tzdata, timezone, offset_before, offset_after, examined, schedules, jobs,"
-    " since, recorded_at FROM d WHERE true ON CONFLICT (tzdata, timezone, offset_before, offset_after) DO UPDATE SET"
-    " examined = timebell_zone_changes.examined + excluded.examined,"
-    " schedules = timebell_zone_changes.schedules + excluded.schedules,"
-    " jobs = timebell_zone_changes.jobs + excluded.jobs, recorded_at = excluded.recorded_at,"
-    " since = CASE WHEN excluded.since IS NULL OR timebell_zone_changes.since <= excluded.since"
-    " THEN timebell_zone_changes.since ELSE excluded.since END",
-    tzdata="text",
-    timezone="text",
-    offset_before="int",
-    offset_after="int",
-    examined="int",
-    schedules="int",
-    jobs="int",
-    since="instant",
-    recorded_at="instant",
+_KEY = ("tzdata", "timezone", "offset_before", "offset_after")
+_COUNTS = ("examined", "schedules", "jobs")
+_SINCE = bindparam("new_since", type_=Instant)
+_ADD_CHANGES = (
+    update(zone_changes)
+    .where(*(zone_changes.c[name] == bindparam(f"key_{name}") for name in _KEY))
+    .values({name: zone_changes.c[name] + bindparam(f"new_{name}") for name in _COUNTS})
+    .values(
+        recorded_at=bindparam("new_recorded_at"),
+        since=case((or_(_SINCE.is_(None), zone_changes.c.since <= _SINCE), zone_changes.c.since), else_=_SINCE),
+    )
 )
 
 
@@ -52,16 +47,19 @@ class StoredInstant(Protocol):
 
 def record_changes(tx: Transaction, release: Release, tally: ChangeTally, now: datetime) -> None:
     """Add `tally` to the log of this release, in the transaction that moved the instants."""
-    to_db = tx.dialect.to_db
     rows = [
         {
             "tzdata": release.version, "timezone": change.timezone, "offset_before": change.offset_before,
             "offset_after": change.offset_after, "examined": change.examined, "schedules": change.schedules,
-            "jobs": change.jobs, "since": to_db(change.since), "recorded_at": to_db(now),
+            "jobs": change.jobs, "since": change.since, "recorded_at": now,
         }
         for change in tally.changes()
     ]  # fmt: skip
-    tx.fetch(UPSERT_CHANGES, rows)
+    # Insert missing rows first, because planners on several nodes may insert them simultaneously.
+    tx.execute(tx.dialect.insert_ignoring_duplicates(zone_changes), [row | dict.fromkeys(_COUNTS, 0) for row in rows])
+    tx.execute(_ADD_CHANGES, [
+        {(f"key_{name}" if name in _KEY else f"new_{name}"): value for name, value in row.items()} for row in rows
+    ])  # fmt: skip
 
 
 def record_due_schedules(tx: Transaction, schedules: Iterable[Schedule], now: datetime) -> None:

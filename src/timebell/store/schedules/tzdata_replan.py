@@ -10,7 +10,7 @@ import logging
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, select, text
+from sqlalchemy import ColumnElement, Row, Select, bindparam, select, text, update
 
 from timebell.model.tzdata_change import ChangeTally, OffsetChange
 from timebell.recurrence import Recurrence, Release
@@ -19,28 +19,16 @@ from timebell.store.schedules.recurrence_column import recurrence_from_json
 from timebell.store.schedules.schedules import replace_recurrence
 from timebell.store.schedules.tzdata_log import record_changes, tally_schedule
 from timebell.store.schema import jobs, schedules, zone_changes
-from timebell.store.statement import Statement
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.tzdata")
 
-UPDATE_SCHEDULES = Statement(
-    "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, tzdata = d.tzdata,"
-    " utc_offset = d.utc_offset FROM d WHERE s.id = d.id",
-    id="id",
-    next_fire_at="instant",
-    tzdata="text",
-    utc_offset="int",
-)
-UPDATE_JOBS = Statement(
-    "WITH $rows UPDATE timebell_jobs AS j SET run_at = d.run_at, scheduled_at = d.scheduled_at,"
-    " expires_at = d.expires_at, tzdata = d.tzdata FROM d WHERE j.id = d.id",
-    id="id",
-    run_at="instant",
-    scheduled_at="instant",
-    expires_at="instant",
-    tzdata="text",
-)
+UPDATE_SCHEDULES = update(schedules).where(schedules.c.id == bindparam("schedule")).values({
+    name: bindparam(f"new_{name}") for name in ("next_fire_at", "tzdata", "utc_offset")
+})  # fmt: skip
+UPDATE_JOBS = update(jobs).where(jobs.c.id == bindparam("job")).values({
+    name: bindparam(f"new_{name}") for name in ("run_at", "scheduled_at", "expires_at", "tzdata")
+})  # fmt: skip
 
 
 def replan_schedules(tx: Transaction, release: Release, after: str | None, now: datetime, limit: int) -> str | None:
@@ -67,11 +55,11 @@ def replan_schedules(tx: Transaction, release: Release, after: str | None, now: 
             replace_recurrence(tx, row, recurrence, now)
         tally_schedule(tally, recurrence, row, at)
         updates.append({
-            "id": row.id, "next_fire_at": tx.dialect.to_db(at), "tzdata": release.version,
-            "utc_offset": offset_at(recurrence, at),
+            "schedule": row.id, "new_next_fire_at": at, "new_tzdata": release.version,
+            "new_utc_offset": offset_at(recurrence, at),
         })  # fmt: skip
     if updates:
-        tx.fetch(UPDATE_SCHEDULES, updates)
+        tx.execute(UPDATE_SCHEDULES, updates)
         record_changes(tx, release, tally, now)
         tx.notify(SCHEDULES)
     return rows[-1].id if len(rows) == limit else None
@@ -86,12 +74,12 @@ def replan_jobs(tx: Transaction, release: Release, now: datetime, limit: int) ->
         at = tally_job(tally, row.timezone, row.local_time, row.run_at, release)
         shift = at - row.run_at
         updates.append({
-            "id": row.id, "run_at": tx.dialect.to_db(at), "tzdata": release.version,
-            "scheduled_at": tx.dialect.to_db(at if row.schedule_id is None else row.scheduled_at),
-            "expires_at": None if row.expires_at is None else tx.dialect.to_db(row.expires_at + shift),
+            "job": row.id, "new_run_at": at, "new_tzdata": release.version,
+            "new_scheduled_at": at if row.schedule_id is None else row.scheduled_at,
+            "new_expires_at": None if row.expires_at is None else row.expires_at + shift,
         })  # fmt: skip
     if updates:
-        tx.fetch(UPDATE_JOBS, updates)
+        tx.execute(UPDATE_JOBS, updates)
         record_changes(tx, release, tally, now)
         tx.notify(JOBS)
     return len(rows)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import orjson
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select, update
 
 from timebell.store.schema import answers
-from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 KEY_RETENTION = timedelta(hours=24)
@@ -25,40 +24,33 @@ class StoredResponse:
     body: str
 
 
-# The unique index makes this wait for a concurrent transaction with the same key, whose response is then visible.
-INSERT_KEY = Statement(
-    "WITH $rows INSERT INTO timebell_idempotency_keys (tenant_id, key, request, created_at)"
-    " SELECT tenant_id, key, request, created_at FROM d WHERE true ON CONFLICT DO NOTHING RETURNING key",
-    tenant_id="text",
-    key="text",
-    request="text",
-    created_at="instant",
-)
+_BY_KEY = (answers.c.tenant_id == bindparam("of_tenant")) & (answers.c.key == bindparam("of_key"))
+SELECT_BY_KEY = select(answers).where(_BY_KEY)
+DELETE_EXPIRED = delete(answers).where(_BY_KEY, answers.c.created_at <= bindparam("expired"))
+UPDATE_RESPONSE = update(answers).where(_BY_KEY)
 
 
 def claim_key(tx: Transaction, tenant_id: str, key: str, request_digest: str, now: datetime) -> StoredResponse | None:
     """Claim a key for a request: None if it is now claimed, otherwise the response already stored for the key."""
-    row = {"tenant_id": tenant_id, "key": key, "request": request_digest, "created_at": tx.dialect.to_db(now)}
-    if tx.fetch(INSERT_KEY, [row]):
+    row = {"tenant_id": tenant_id, "key": key, "request": request_digest, "created_at": now}
+    of_key = {"of_tenant": tenant_id, "of_key": key}
+    # The insert waits for a concurrent transaction with the same key, whose response is then visible.
+    tx.execute(tx.dialect.insert_ignoring_duplicates(answers), row)
+    stored = tx.execute(SELECT_BY_KEY, of_key).one()
+    if stored.created_at <= now - KEY_RETENTION:
+        tx.execute(DELETE_EXPIRED, {**of_key, "expired": now - KEY_RETENTION})
+        tx.execute(tx.dialect.insert_ignoring_duplicates(answers), row)
+        stored = tx.execute(SELECT_BY_KEY, of_key).one()
+    if stored.status is None:  # inserted by this transaction: those of others are visible only with their response
         return None
-    matches = (answers.c.tenant_id == tenant_id) & (answers.c.key == key)
-    expired = tx.execute(delete(answers).where(matches, answers.c.created_at <= now - KEY_RETENTION)).rowcount
-    if expired and tx.fetch(INSERT_KEY, [row]):
-        return None
-    stored = tx.execute(select(answers).where(matches)).one()
-    return StoredResponse(stored.request, stored.status or 0, orjson.loads(stored.headers or "{}"), stored.body or "")
-
-
-UPDATE_RESPONSE = Statement(
-    "UPDATE timebell_idempotency_keys SET status = :status, headers = :headers, body = :body"
-    " WHERE tenant_id = :tenant_id AND key = :key"
-)
+    return StoredResponse(stored.request, stored.status, orjson.loads(stored.headers or "{}"), stored.body or "")
 
 
 def store_response(tx: Transaction, tenant_id: str, key: str, response: StoredResponse) -> None:
     """Store the response to the request that claimed the key."""
     headers = orjson.dumps(response.headers).decode()
-    tx.fetch(UPDATE_RESPONSE, status=response.status, headers=headers, body=response.body, tenant_id=tenant_id, key=key)
+    values = {"status": response.status, "headers": headers, "body": response.body}
+    tx.execute(UPDATE_RESPONSE, {"of_tenant": tenant_id, "of_key": key, **values})
 
 
 def prune(tx: Transaction, now: datetime) -> int:

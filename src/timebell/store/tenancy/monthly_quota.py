@@ -13,10 +13,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import select, update
 
 from timebell.model.billing_months import billing_month, forecast_exhaustion, next_month_start
-from timebell.store.schema import jobs, tenants
+from timebell.store.schema import jobs, months, tenants
 from timebell.store.tenancy.tenants import limits_from_json
-from timebell.store.transaction import Transaction, insert_ignore
-from timebell.store.triggers.tables import months
+from timebell.store.transaction import Transaction
 
 
 def list_metered_tenants(tx: Transaction) -> frozenset[str]:
@@ -48,7 +47,8 @@ def charge_jobs(
             continue
         month = billing_month(now, row.timezone)
         matches = (months.c.tenant_id == tenant_id) & (months.c.month == month)
-        tx.execute(insert_ignore(tx.dialect, months).values(tenant_id=tenant_id, month=month, used=0))
+        empty = {"tenant_id": tenant_id, "month": month, "used": 0}
+        tx.execute(tx.dialect.insert_ignoring_duplicates(months), empty)
         used = tx.execute(select(months.c.used).where(matches).with_for_update()).scalar_one()
         in_jobs = jobs.c.id.in_(job_ids_by_tenant[tenant_id])
         uncharged = set(tx.execute(select(jobs.c.id).where(in_jobs, jobs.c.charged.is_(False))).scalars())

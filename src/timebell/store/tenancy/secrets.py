@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Row, delete, insert, select, update
 
 from timebell.errors import Conflict, NotFound
+from timebell.feature import Feature
 from timebell.model.page import Page
 from timebell.model.target import Secret, secret_names
-from timebell.store.campaigns.tables import audiences
 from timebell.store.jobs.repository import ensure_tenants
-from timebell.store.schema import data_keys, secrets, targets
-from timebell.store.transaction import Transaction, insert_ignore
-from timebell.store.triggers.tables import sources
+from timebell.store.schema import data_keys, secrets, sources, targets
+from timebell.store.transaction import Transaction
 from timebell.tenancy.secrets import Keyring, TenantCipher
 
 MAX_LISTED_REFERENCES = 5
+
+
+class SecretUser(NamedTuple):
+    """An object that may refer to secrets: what it is, its name, and its options as JSON."""
+
+    noun: str
+    name: str
+    options: str
 
 
 def get_or_create_cipher(tx: Transaction, keyring: Keyring, tenant_id: str, now: datetime) -> TenantCipher:
@@ -33,7 +40,7 @@ def get_or_create_cipher(tx: Transaction, keyring: Keyring, tenant_id: str, now:
         "tenant_id": tenant_id, "wrapped_by": keyring.newest_key_id, "wrapped": keyring.new_data_key(tenant_id),
         "created_at": now, "updated_at": now,
     }  # fmt: skip
-    tx.execute(insert_ignore(tx.dialect, data_keys).values(**values))
+    tx.execute(tx.dialect.insert_ignoring_duplicates(data_keys), values)
     created = find_cipher(tx, keyring, tenant_id)
     assert created is not None
     return created
@@ -117,20 +124,26 @@ def list_secrets(tx: Transaction, tenant_id: str, limit: int, after: str | None)
     return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
 
 
-def delete_secret(tx: Transaction, tenant_id: str, name: str) -> Secret | None:
-    """Delete a secret; None for an unknown one. Raises Conflict (SECRET_IN_USE) while anything refers to it."""
+def delete_secret(tx: Transaction, tenant_id: str, name: str, features: Sequence[Feature]) -> Secret | None:
+    """Delete a secret; None for an unknown one.
+
+    Raises Conflict (SECRET_IN_USE) while a target, a source or an object of `features` refers to it.
+    """
     row = tx.execute(select(secrets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
         return None
-    rows = tx.execute(select(targets.c.name, targets.c.options).where(targets.c.tenant_id == tenant_id))
-    targets_using = sorted(one.name for one in rows if name in secret_names(orjson.loads(one.options)))
-    rows = tx.execute(select(sources.c.name, sources.c.options).where(sources.c.tenant_id == tenant_id))
-    sources_using = sorted(one.name for one in rows if name in secret_names(orjson.loads(one.options)))
-    rows = tx.execute(select(audiences.c.name, audiences.c.source).where(audiences.c.tenant_id == tenant_id))
-    audiences_using = sorted(one.name for one in rows if name in secret_names(orjson.loads(one.source)))
-    for noun, users in (("target", targets_using), ("source", sources_using), ("audience", audiences_using)):
-        if not users:
-            continue
+    candidates = [
+        SecretUser(noun, one.name, one.options)
+        for noun, table in (("target", targets), ("source", sources))
+        for one in tx.execute(select(table.c.name, table.c.options).where(table.c.tenant_id == tenant_id))
+    ]
+    candidates += [user for feature in features for user in feature.find_secret_users(tx, tenant_id)]
+    names_by_noun: dict[str, list[str]] = {}
+    for user in candidates:
+        if name in secret_names(orjson.loads(user.options)):
+            names_by_noun.setdefault(user.noun, []).append(user.name)
+    for noun, users in names_by_noun.items():
+        users.sort()
         more = ", ..." if len(users) > MAX_LISTED_REFERENCES else ""
         raise Conflict(
             f"The secret {name!r} is used by {len(users)} {noun}{'s'[: len(users) > 1]}:"

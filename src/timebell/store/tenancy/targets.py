@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,6 +11,7 @@ import orjson
 from sqlalchemy import Row, delete, func, insert, select, union_all, update
 
 from timebell.errors import Conflict, InvalidInput, TimebellError
+from timebell.feature import Feature
 from timebell.ids import new_id
 from timebell.model.page import Page
 from timebell.model.payload import encode
@@ -24,7 +25,6 @@ from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import jobs, schedules, targets
 from timebell.store.tenancy import secrets
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.tables import triggers
 from timebell.store.types import from_micros, to_micros
 from timebell.tenancy.secrets import Keyring, TenantCipher
 
@@ -38,7 +38,7 @@ def upsert_target(
 ) -> NamedTarget:
     """Store a target; identical options are not an edit. A new target gets `signing_secret`, if there is one.
 
-    Raises Conflict (TARGET_EXISTS, TARGET_KIND_FIXED), InvalidInput (SIGNING_SECRET_KEPT), NotFound, Refused.
+    Raises Conflict (TARGET_EXISTS, TARGET_KIND_FIXED), InvalidInput (SIGNING_SECRET_FIXED), NotFound, Refused.
     """
     tenant_id, name, options = target.tenant_id, target.name, encode(target.options, "options")
     row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
@@ -67,7 +67,7 @@ def upsert_target(
     if signing_secret is not None:
         raise InvalidInput(
             f"The target {name!r} already has a signing secret.",
-            code="SIGNING_SECRET_KEPT",
+            code="SIGNING_SECRET_FIXED",
             fix="Rotate it: timebell target rotate-secret.",
         )
     if orjson.loads(row.options) != orjson.loads(options):
@@ -91,33 +91,34 @@ def list_targets(tx: Transaction, tenant_id: str, limit: int, after: str | None,
     return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
 
 
-def delete_target(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
+def delete_target(
+    tx: Transaction, tenant_id: str, name: str, now: datetime, features: Sequence[Feature]
+) -> NamedTarget | None:  # fmt: skip
     """Delete a target; None for an unknown one.
 
-    Raises Conflict (TARGET_IN_USE) while schedules, triggers or live jobs use it.
+    Raises Conflict (TARGET_IN_USE) while schedules, live jobs or objects of `features` use it.
     """
     row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
         return None
     schedules_of_target = (schedules.c.tenant_id == tenant_id) & (schedules.c.target == name)
     schedule_count = tx.execute(select(func.count()).select_from(schedules).where(schedules_of_target)).scalar_one()
-    target_json = encode(named_target(row.kind, name), "target")
+    target = named_target(row.kind, name)
+    target_json = encode(target, "target")
     live_jobs = (
         select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == target_json).limit(MAX_JOB_COUNT + 1)
     )
     # One statement over both halves, because a job may start between two statements.
     halves = union_all(*(select(half.subquery()) for half in split_by_running(live_jobs))).subquery()
     job_count = tx.execute(select(func.count()).select_from(halves)).scalar_one()
-    triggers_of_target = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(
-        f'"target":{target_json}', autoescape=True
-    )
-    trigger_count = tx.execute(select(func.count()).select_from(triggers).where(triggers_of_target)).scalar_one()
-    if schedule_count or job_count or trigger_count:
+    counts = {"schedule": schedule_count}
+    for feature in features:
+        counts |= {noun: count for noun, count in feature.count_target_users(tx, tenant_id, target).items() if count}
+    if job_count or any(counts.values()):
         jobs_text = f"more than {MAX_JOB_COUNT:,}" if job_count > MAX_JOB_COUNT else f"{job_count:,}"
-        triggers_text = f", {trigger_count:,} trigger{'s'[: trigger_count != 1]}" if trigger_count else ""
+        users = [f"{count:,} {noun}{'s'[: count != 1]}" for noun, count in counts.items()]
         raise Conflict(
-            f"The target {name!r} is used by {schedule_count:,} schedule{'s'[: schedule_count != 1]}{triggers_text}"
-            f" and {jobs_text} pending job{'s'[: job_count != 1]}.",
+            f"The target {name!r} is used by {', '.join(users)} and {jobs_text} pending job{'s'[: job_count != 1]}.",
             code="TARGET_IN_USE", existing=name, fix="Delete these or give them another target first.",
         )  # fmt: skip
     tx.execute(delete(targets).where(_by_name(tenant_id, name)))
@@ -129,7 +130,7 @@ def rotate_signing_secret(
 ) -> NamedTarget | None:
     """Add a new signing secret; earlier ones stay valid for `overlap` at most. None for an unknown target.
 
-    Raises Conflict (SIGNING_SECRETS_MANY), InvalidInput (TARGET_UNSIGNED).
+    Raises Conflict (TOO_MANY_SIGNING_SECRETS), InvalidInput (TARGET_UNSIGNED).
     """
     row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
@@ -142,8 +143,9 @@ def rotate_signing_secret(
     valid = [one for one in expiring if one["until"] > to_micros(now)]
     if len(valid) >= MAX_SIGNING_SECRETS:
         raise Conflict(
-            f"The target {name!r} has {len(valid)} valid signing secrets, the maximum.", code="SIGNING_SECRETS_MANY",
-            existing=name, fix="Wait until one expires, or rotate with an overlap of 0, which expires them now.",
+            f"The target {name!r} has {len(valid)} valid signing secrets, the maximum.",
+            code="TOO_MANY_SIGNING_SECRETS", existing=name,
+            fix="Wait until one expires, or rotate with an overlap of 0, which expires them now.",
         )  # fmt: skip
     cipher = secrets.get_or_create_cipher(tx, keyring, tenant_id, now)
     new_secret = _encrypt_signing_secret(

@@ -12,30 +12,22 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, func, select, union_all, update
+from sqlalchemy import Row, func, select, text, union_all, update
 
 from timebell.model.job import Attempt, JobState
 from timebell.model.limits import available_starts, record_starts
 from timebell.model.payload import decode, encode
 from timebell.store.jobs.indexes import split_by_running
 from timebell.store.schema import jobs, tenants
-from timebell.store.statement import Statement
 from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
 from timebell.store.types import to_micros
 
 MINUTE_MICROSECONDS = 60_000_000  # microseconds
 UNLIMITED = 10**9
-
-REQUEUE_HELD = Statement(
-    "WITH $rows UPDATE timebell_jobs SET state = 'pending', attempt = attempt - 1, node_id = NULL, hold = 'tenant'"
-    " WHERE id $in SELECT id FROM d $end_in",
-    id="id",
-)
-RELEASE_HELD = Statement(
-    "UPDATE timebell_jobs SET hold = NULL WHERE id $in SELECT id FROM timebell_jobs WHERE hold = 'tenant'"
-    " AND tenant_id = :tenant ORDER BY priority, run_at LIMIT :most $end_in RETURNING id"
-)
+RELEASE_BATCH_SIZE = 1000
+"""The maximum number of held jobs released at once per tenant; more than the nodes start until the next release."""
+_HELD = text("hold = 'tenant'")  # literally as in the index
 
 
 class AdmittedClaim(NamedTuple):
@@ -70,9 +62,10 @@ def claim_within_limits(
             started[attempt.tenant_id] += 1
             admitted.append(attempt)
         else:
-            rejected.append({"id": attempt.id})
+            rejected.append(attempt.id)
     if rejected:
-        tx.fetch(REQUEUE_HELD, rejected)
+        requeue = update(jobs).where(jobs.c.id.in_(rejected))
+        tx.execute(requeue.values(state="pending", attempt=jobs.c.attempt - 1, node_id=None, hold="tenant"))
     for row in rows:
         if started[row.id] and (rate := limits_from_json(row.limits).starts_per_minute) is not None:
             starts = record_starts(decode(row.starts), rate, MINUTE_MICROSECONDS, to_micros(now), started[row.id])
@@ -87,7 +80,13 @@ def release_held(tx: Transaction, now: datetime) -> int:
     if not waiting:
         return 0
     capacity = _free_capacity(tx, _lock_tenants(tx, waiting), now, Counter())
-    return sum(len(tx.fetch(RELEASE_HELD, tenant=id_, most=free)) for id_, free in capacity.items() if free > 0)
+    return sum(_release_first(tx, id_, min(free, RELEASE_BATCH_SIZE)) for id_, free in capacity.items() if free > 0)
+
+
+def _release_first(tx: Transaction, tenant_id: str, limit: int) -> int:
+    held = select(jobs.c.id).where(_HELD, jobs.c.tenant_id == tenant_id)
+    first = tx.execute(held.order_by(jobs.c.priority, jobs.c.run_at).limit(limit)).scalars().all()
+    return tx.execute(update(jobs).where(jobs.c.id.in_(first), _HELD).values(hold=None)).rowcount
 
 
 def _lock_tenants(tx: Transaction, ids: Collection[str]) -> list[Row[Any]]:

@@ -15,7 +15,6 @@ from sqlalchemy import Select, delete, func, select
 
 from timebell.store.jobs.indexes import NOT_RUNNING_CLAUSE
 from timebell.store.schema import jobs, schedules, tenants, usage
-from timebell.store.statement import Statement
 from timebell.store.tenancy.tenants import get_limits
 from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import LimitReached, Limits
@@ -35,20 +34,6 @@ class TenantUsage:
     requests: int
 
 
-UPSERT_COUNTERS = Statement(
-    "WITH $rows INSERT INTO timebell_usage (tenant_id, day, slot, payload_bytes, requests)"
-    " SELECT tenant_id, day, slot, payload_bytes, requests FROM d WHERE true"
-    " ON CONFLICT (tenant_id, day, slot) DO UPDATE SET"
-    " payload_bytes = timebell_usage.payload_bytes + excluded.payload_bytes,"
-    " requests = timebell_usage.requests + excluded.requests",
-    tenant_id="text",
-    day="text",
-    slot="int",
-    payload_bytes="int",
-    requests="int",
-)
-
-
 def utc_day(now: datetime) -> str:
     """Return the UTC date as an ISO string."""
     return now.date().isoformat()
@@ -58,10 +43,10 @@ def add_usage(
     tx: Transaction, tenant_id: str, now: datetime, *, payload_bytes: int = 0, requests: int = 0, shard_key: str = ""
 ) -> None:
     """Add to today's counters; different `shard_key`s use different rows, to avoid lock contention."""
-    tx.fetch(UPSERT_COUNTERS, [{
+    tx.execute(tx.dialect.upsert(usage, add=("payload_bytes", "requests")), {
         "tenant_id": tenant_id, "day": utc_day(now), "slot": crc32(shard_key.encode()) % COUNTER_SHARDS,
         "payload_bytes": payload_bytes, "requests": requests,
-    }])  # fmt: skip
+    })  # fmt: skip
 
 
 def get_usage(tx: Transaction, tenant_id: str, now: datetime) -> TenantUsage:
@@ -130,5 +115,5 @@ def _count_up_to(tx: Transaction, rows: Select[tuple[str]], limit: int) -> int:
 def _limit_reached(tenant_id: str, name: str, allowed: int, retry_after: float | None = None) -> LimitReached:
     return LimitReached(
         f"Tenant {tenant_id} has reached its limit {name} ({allowed:,}).", retry_after=retry_after,
-        fix="Delete some, wait, or request a higher limit.", limit={"name": name, "most": allowed},
+        fix="Delete some, wait, or request a higher limit.", limit={"name": name, "max": allowed},
     )  # fmt: skip

@@ -21,13 +21,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timebell.errors import Refused, StoreError, StoreUnreachable
+from timebell.errors import Refused, StoreUnreachable
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread, no_finish
 from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
-from timebell.store.dialects.mariadb.rewrite import MariaDialect, RewrittenStatement, bind_parameters, rewrite
-from timebell.store.statement import Statement
+from timebell.store.dialects.mariadb.dialect import MariaDialect
+from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros
@@ -64,48 +64,13 @@ _CONNECTION_LOST_ERRORS = {0, 1021, 1040, 1044, 1045, 1049, 1053, 1077, 1079, 11
 
 
 class MariaTransaction(SqlTransaction):
-    """A transaction that rewrites statements for MariaDB."""
+    """A transaction that executes hot statements directly on the driver connection."""
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        assert isinstance(self.dialect, MariaDialect)
-        rewritten, columns = rewrite(statement, self.dialect), tuple(statement.columns)
-        result: list[Row] = []
-        if rewritten.per_row:
-            for row in rows:
-                result += self._execute_rewritten(rewritten, (), (), {**params, **row})
-        else:
-            writes = rewritten.write or rewritten.read.startswith(("INSERT", "UPDATE"))
-            for part in _split_by_size(rows) if writes else (rows,):
-                result += self._execute_rewritten(rewritten, columns, part, params)
-        return result
-
-    def _execute_rewritten(
-        self,
-        rewritten: RewrittenStatement,
-        columns: Sequence[str],
-        rows: Sequence[Mapping[str, Any]],
-        params: Mapping[str, Any],
-    ) -> list[Row]:
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
-        if columns and not rows and not rewritten.read.lstrip().startswith(("SELECT", "WITH")):
-            return []
-        result = self.connection.exec_driver_sql(*bind_parameters(rewritten.read, columns, rows, params))
-        returned: list[Row] = [dict(row._mapping) for row in result] if result.returns_rows else []
-        if rewritten.ignores_duplicates:
-            self._check_only_duplicates(result)
-        if rewritten.write and returned:
-            self.steps()
-            ids = [row["id"] for row in returned]
-            self.connection.exec_driver_sql(*bind_parameters(rewritten.write, columns, rows, {**params, "ids": ids}))
-        return returned
-
-    def _check_only_duplicates(self, result: Any) -> None:
-        """Raise StoreError if INSERT IGNORE ignored anything other than duplicate keys."""
-        if getattr(result.context.cursor if result.context else None, "warning_count", 1) == 0:
-            return
-        for _, code, text in self.connection.exec_driver_sql("SHOW WARNINGS").all():
-            if code != _DUPLICATE_KEY_ERROR:
-                raise StoreError(f"MariaDB did not write a row unchanged: {text}.", code="STORE_REFUSED")
+        text, names = statement.formatted
+        result = self.connection.exec_driver_sql(text, tuple([params[name] for name in names]))
+        return [dict(row._mapping) for row in result] if result.returns_rows else []
 
     def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
@@ -117,17 +82,6 @@ class MariaTransaction(SqlTransaction):
         placeholders = ", ".join(["%s"] * (len(columns) + len(constants)))
         rows = list(map(add, records, repeat(tuple(constants.values()))))
         self.connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({placeholders})", rows)  # noqa: S608
-
-
-def _split_by_size(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Split rows into as few parts as possible, each small enough for one packet; no rows are one empty part."""
-    start = size = 0
-    for index, row in enumerate(rows):
-        size += 3 * sum(len(value) for value in row.values() if isinstance(value, str))
-        if size > MAX_STATEMENT_BYTES and index > start:
-            yield rows[start:index]
-            start, size = index, 0
-    yield rows[start:]
 
 
 class MariaStore:
@@ -301,11 +255,11 @@ class MariaStore:
         return False
 
 
-READ_CLOCK = Statement("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS at")
+READ_CLOCK = SQL("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS at")
 
 
 def _read_clock(tx: Any) -> datetime:
-    return from_micros(int(tx.fetch(READ_CLOCK)[0]["at"]))
+    return from_micros(int(tx.run_sql(READ_CLOCK)[0]["at"]))
 
 
 def _with_rewriting(operation: Callable[..., R]) -> Callable[..., R]:

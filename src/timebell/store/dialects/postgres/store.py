@@ -16,7 +16,6 @@ from operator import add
 from typing import Any
 
 import asyncpg
-import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -28,9 +27,9 @@ from timebell.errors import StoreError, StoreUnreachable, TimebellError
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread
 from timebell.store.dialects.postgres import pooler
+from timebell.store.dialects.postgres.dialect import PostgresDialect
 from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
-from timebell.store.dialects.postgres.macros import PostgresDialect
-from timebell.store.statement import Statement
+from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Row, SqlTransaction, Steps, Transaction
 from timebell.store.version import schema_outdated
@@ -64,11 +63,9 @@ class PostgresTransaction(SqlTransaction):
     def _driver(self) -> asyncpg.Connection[Any]:
         return self.connection.connection.driver_connection
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
-        if statement.columns:
-            params["rows"] = orjson.dumps(rows).decode()
-        text, names = statement.numbered_sql(self.dialect)
+        text, names = statement.numbered
         return await_only(self._driver().fetch(text, *[params[name] for name in names]))
 
     def bulk_insert(
@@ -384,16 +381,16 @@ class PostgresStore:
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
 
-NOTIFY = Statement(f"SELECT pg_notify('{CHANNEL}', CAST(:subjects AS text))")
-READ_CLOCK = Statement("SELECT clock_timestamp() AS at")
+NOTIFY = SQL("SELECT pg_notify('timebell', CAST(:subjects AS text))")
+READ_CLOCK = SQL("SELECT clock_timestamp() AS at")
 
 
 def _notify(tx: Transaction, subjects: frozenset[str]) -> None:
-    tx.fetch(NOTIFY, subjects=",".join(sorted(subjects)))
+    tx.run_sql(NOTIFY, subjects=",".join(sorted(subjects)))
 
 
 def _read_clock(tx: Transaction) -> Any:
-    return tx.fetch(READ_CLOCK)[0]["at"]
+    return tx.run_sql(READ_CLOCK)[0]["at"]
 
 
 # JIT compiles statements with a high cost estimate at every execution: 20 ms for a scan that takes 1 ms.

@@ -31,8 +31,8 @@ from timebell.store.dialects.handler_transactions import (
     run_to_completion,
 )
 from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapted_engine
-from timebell.store.dialects.sqlite.macros import SqliteDialect
-from timebell.store.statement import Statement
+from timebell.store.dialects.sqlite.dialect import SqliteDialect
+from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Dialect, Row, SqlTransaction, Steps
 from timebell.store.version import schema_outdated
@@ -55,12 +55,6 @@ MAX_VALUES_ROWS = 8  # for more rows, JSON is cheaper than binding each value an
 DIALECT = SqliteDialect()
 
 
-@functools.lru_cache(maxsize=256)
-def _routes_as_json(routes: tuple[str, ...]) -> str:
-    """Encode routes as JSON, cached, because every scan and claim of a node has the same routes."""
-    return orjson.dumps(routes).decode()
-
-
 class SqliteTransaction(SqlTransaction):
     """A transaction that executes hot statements directly on the driver connection."""
 
@@ -71,84 +65,29 @@ class SqliteTransaction(SqlTransaction):
         self.subjects = NO_SUBJECTS
         self.driver = driver
 
-    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         if transaction.probe is not None:  # inlined, because this runs ten times per job
             self.steps()
-        result: list[Row]
-        if statement.columns and not params and 0 < (count := len(rows)) <= MAX_VALUES_ROWS:
-            values: list[Any] = []
-            for row in rows:
-                values += map(row.get, statement.columns)
-            text = statement.values_sql_cache.get((self.dialect.name, count)) or statement.values_sql(
-                self.dialect, count
-            )
-            cursor = self.driver.execute(text, values)
-        else:
-            varying = self._bind_batch(statement, rows, params) if statement.columns else None
-            if "exact" in params:
-                for name in ("exact", "prefixes"):
-                    params[name] = _routes_as_json(tuple(params[name]))
-            if statement.returned_many and statement.split is not None:
-                result = self._run_split(*statement.split, varying, params)
-                statement.returned_many = len(result) > MAX_VALUES_ROWS
-                return result
-            cursor = self.driver.execute(self._sql_for(statement, varying), params)
+        cursor = self.driver.execute(statement.text, params)
         names = statement.returned_columns
         if names is None:
             names = statement.returned_columns = [column[0] for column in cursor.description or ()]
-        result = [dict(zip(names, row, strict=False)) for row in cursor]
-        statement.returned_many = len(result) > MAX_VALUES_ROWS
-        return result
+        return [dict(zip(names, row, strict=False)) for row in cursor]
 
-    def _bind_batch(
-        self, statement: Statement, rows: Sequence[Mapping[str, Any]], params: dict[str, Any]
-    ) -> tuple[str, ...]:
-        """Add a batch to the parameters; return the columns in which its rows differ.
-
-        Common values are passed once as `same_<column>`, and only the others in the JSON parameter, because reading a
-        value from JSON is expensive.
-        """
-        count, varying, differing = len(rows), [], []
-        for name in statement.columns:
-            values = [row.get(name) for row in rows]
-            if count and values.count(values[0]) == count:
-                params[f"same_{name}"] = values[0]
-            else:
-                varying.append(name)
-                differing.append(values)
-        items = differing[0] if len(varying) == 1 else list(zip(*differing, strict=True)) or [0] * count
-        params["rows"] = orjson.dumps(items).decode()
-        return tuple(varying)
-
-    def _sql_for(self, statement: Statement, varying: tuple[str, ...] | None) -> str:
-        if varying is None:
-            return statement.named_sql_cache.get(self.dialect.name) or statement.named_sql(self.dialect)
-        text = statement.varying_sql_cache.get(varying)
-        return text or statement.varying_sql(DIALECT.varying_batch_select(statement.columns, varying), DIALECT, varying)
-
-    def _run_split(
-        self, read: Statement, write: Statement, varying: tuple[str, ...] | None, params: dict[str, Any]
-    ) -> list[Row]:
-        """Run a statement as its split variant, in a transaction.
-
-        The driver releases the GIL after every row, and may wait milliseconds to get it back from a busy event loop.
-        The split variant returns a single row.
-        """
-        driver, owns_transaction = self.driver, not self.driver.in_transaction
-        if owns_transaction:
-            driver.execute("BEGIN IMMEDIATE")
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        driver = self.driver
+        if driver.in_transaction:
+            yield
+            return
+        driver.execute("BEGIN IMMEDIATE")
         try:
-            rows_json, params["ids"] = driver.execute(self._sql_for(read, varying), params).fetchone()
-            rows: list[Row] = orjson.loads(rows_json)
-            if rows:
-                driver.execute(self._sql_for(write, varying), params)
-            if owns_transaction:
-                driver.execute("COMMIT")
+            yield
+            driver.execute("COMMIT")
         except BaseException:
-            if owns_transaction and driver.in_transaction:
+            if driver.in_transaction:
                 driver.execute("ROLLBACK")
             raise
-        return rows
 
     def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
@@ -293,8 +232,8 @@ class SqliteStore:
         return result
 
     def _transaction(self, operation: Callable[..., Any] | None = None) -> SqliteTransaction:
-        assert self._connection is not None
-        assert self._driver is not None
+        if self._connection is None or self._driver is None:  # closed while the operation was queued
+            raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
         probed = transaction.probe is not None
         steps = Steps(getattr(operation, "__name__", "operation")) if probed else UNOBSERVED_STEPS
         return SqliteTransaction(self._connection, self.dialect, steps, self._driver)

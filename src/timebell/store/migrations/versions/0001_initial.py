@@ -168,7 +168,7 @@ def upgrade() -> None:
         sa.Column("updated_at", Instant, nullable=False),
         sa.Column("started_at", Instant),
         sa.Column("ended_at", Instant),
-        sa.Column("left_out", sa.Text()),
+        sa.Column("excluded", sa.Text()),
         sa.Column("pinned_at", Instant),
     )
     op.create_index("timebell_campaigns_live", "timebell_campaigns", ["state"], **_where("ended_at IS NULL"))
@@ -251,7 +251,12 @@ def upgrade() -> None:
         ["tenant_id", "owner_id", "id"],
         **_where("owner_id IS NOT NULL"),
     )
-    op.create_index("timebell_finished_schedule", "timebell_finished", ["schedule_id", "scheduled_at"])
+    op.create_index(
+        "timebell_finished_schedule",
+        "timebell_finished",
+        ["schedule_id", "scheduled_at"],
+        **_where("schedule_id IS NOT NULL"),
+    )
     op.create_index("timebell_finished_tenant", "timebell_finished", ["tenant_id", "state", "id"])
     op.create_index("timebell_finished_topic", "timebell_finished", ["tenant_id", "topic", "id"])
     op.create_table(
@@ -531,7 +536,7 @@ def upgrade() -> None:
         sa.Column("updated_at", Instant, nullable=False),
     )
     op.create_index(
-        "timebell_sources_ailing",
+        "timebell_sources_failing",
         "timebell_sources",
         ["id"],
         **_where("(orphaned_at IS NOT NULL OR error IS NOT NULL)"),

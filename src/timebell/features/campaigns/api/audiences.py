@@ -1,0 +1,147 @@
+"""`/audiences`: recipients read from a customer database by a query."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from timebell.api.route import ApiRoute, Context, change_route, read_route
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Json,
+    Limit,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
+from timebell.features.campaigns.model.audience import Filters
+from timebell.features.campaigns.store import devices as device_rows
+from timebell.features.campaigns.store.audiences import Audience
+from timebell.tenancy.roles import Role
+
+routes = APIRouter(route_class=ApiRoute, tags=["audiences"])
+
+
+class AudienceIn(RequestBody):
+    """Database URL, query, and the name of the unique column."""
+
+    url: Annotated[Json, Field(description='URL such as postgresql://user@host/name, or {"secret": "name"}.')]
+    query: Annotated[
+        str, Field(max_length=20_000, description="A single SELECT statement that returns a column `token`.")
+    ]
+    key: Annotated[str | None, Field(max_length=63, description="Name of the unique column.")] = None
+
+
+class AudienceOut(ResponseBody):
+    """Audience.
+
+    At `refreshedAt` it had `members` recipients; `withoutToken` rows had no token,
+    `refused` rows were invalid for other
+    reasons.
+    """
+
+    name: str
+    url: Json
+    query: str
+    key: str
+    members: int
+    refused: int
+    without_token: int
+    refreshing: bool
+    refreshed_at: Instant | None
+    created_at: Instant
+    created_by: str | None
+    updated_at: Instant
+
+
+class AudiencePage(ResponseBody):
+    """Page of audiences, sorted by name."""
+
+    items: list[AudienceOut]
+    next_cursor: str | None
+
+
+class RefreshJob(ResponseBody):
+    """Job that refreshes the audience."""
+
+    job_id: str
+
+
+class AudienceCountIn(RequestBody):
+    filters: Annotated[dict[str, Json] | None, Field(description="Same filters as in a campaign.")] = None
+
+
+class AudienceCount(ResponseBody):
+    """Number of matching devices, in total and per time zone ("" if unknown)."""
+
+    count: int
+    zones: dict[str, int]
+
+
+def _render_audience(audience: Audience) -> dict[str, Any]:
+    return {
+        "name": audience.name, **audience.source.to_json(), "members": audience.members, "refused": audience.refused,
+        "withoutToken": audience.without_token,
+        "refreshing": audience.loading is not None, "refreshedAt": format_utc(audience.refreshed_at),
+        "createdAt": format_utc(audience.created_at), "createdBy": audience.created_by,
+        "updatedAt": format_utc(audience.updated_at),
+    }  # fmt: skip
+
+
+@routes.post("/audiences/count", response_model=AudienceCount, **read_route())
+async def count_audience(body: AudienceCountIn, ctx: Context) -> Response:
+    """Count the devices that currently match the filters of a campaign."""
+    zones = await ctx.run(device_rows.count_by_timezone, ctx.tenant_id, Filters.from_json(body.filters))
+    return json_response({"count": sum(zones.values()), "zones": {name or "": count for name, count in zones.items()}})
+
+
+@routes.get("/audiences", response_model=AudiencePage, **read_route())
+async def list_audiences(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List audiences, sorted by name."""
+    page = await ctx.app.audiences.list(tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
+    return page_response(page, [_render_audience(audience) for audience in page])
+
+
+@routes.get("/audiences/{name}", response_model=AudienceOut, **read_route())
+async def get_audience(name: Id, ctx: Context) -> Response:
+    """Get an audience."""
+    return json_response(_render_audience(await ctx.app.audiences.get(name, tenant_id=ctx.tenant_id)))
+
+
+@routes.put("/audiences/{name}", response_model=AudienceOut, **change_route("audience.put", Role.PLATFORM))
+async def put_audience(name: Id, body: AudienceIn, ctx: Context) -> Response:
+    """Create or replace an audience. Requires a platform key, because the server connects to the database."""
+    ctx.subject = name
+    audience = await ctx.app.audiences.put(
+        name, body.sent_fields(), tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection
+    )
+    return json_response(_render_audience(audience))
+
+
+@routes.post(
+    "/audiences/{name}/refresh", response_model=RefreshJob, status_code=202,
+    **change_route("audience.refresh", Role.OPERATOR),
+)  # fmt: skip
+async def refresh_audience(name: Id, ctx: Context) -> Response:
+    """Refresh the audience now, in a job.
+
+    Campaigns also refresh it when they start, unless their audience is pinned.
+    """
+    ctx.subject = name
+    job_id = await ctx.app.audiences.refresh(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return json_response({"jobId": job_id}, 202, {"Location": f"/api/v1/jobs/{job_id}"})
+
+
+@routes.delete("/audiences/{name}", response_model=AudienceOut, **change_route("audience.delete", Role.ADMIN))
+async def delete_audience(name: Id, ctx: Context) -> Response:
+    """Delete the audience and return it. Its devices are kept."""
+    ctx.subject = name
+    audience = await ctx.app.audiences.get(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    await ctx.app.audiences.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return json_response(_render_audience(audience))

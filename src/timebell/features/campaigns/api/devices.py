@@ -1,0 +1,302 @@
+"""`/devices`: push recipients: register, refresh, list, import, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import itertools
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+from starlette.requests import ClientDisconnect
+
+from timebell.api.bulk import BODY_IDLE_TIMEOUT_SECONDS, NDJSON_MEDIA_TYPES, read_batches
+from timebell.api.operations import OperationOut, new_operation, render_operation
+from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, read_route, write_audit_record
+from timebell.api.schemas import Cursor, Id, Json, Limit, Name, RequestBody, ResponseBody, json_response, page_response
+from timebell.client.job_lines import Line
+from timebell.errors import InvalidInput, TimebellError
+from timebell.features.campaigns.client import devices as device_client
+from timebell.features.campaigns.model.audience import Device
+from timebell.features.campaigns.store import devices as rows
+from timebell.model.operation import Operation, OperationKind, OperationState, StepResult
+from timebell.store.cluster import operations
+from timebell.store.transaction import Transaction
+from timebell.tenancy.roles import Role
+
+routes = APIRouter(route_class=ApiRoute, tags=["devices"])
+IMPORT_ACTION = "devices.import"
+Token = Annotated[str, Field(min_length=1, max_length=4096)]
+Consent = Annotated[bool | str | None, Field(description='true, false, "Y" or "N".')]
+FIELD_NAMES = {
+    "userId": "user_id", "platform": "platform", "gender": "gender", "age": "age", "language": "language",
+    "timezone": "timezone", "pushOnOff": "push_on", "marketingOnOff": "marketing_on", "topics": "topics",
+    "attributes": "attributes",
+}  # fmt: skip
+
+
+class DeviceIn(RequestBody):
+    """Device token and attributes of its owner. Omitted attributes keep their value."""
+
+    token: Token
+    user_id: Name | None = None
+    platform: Annotated[str | None, Field(max_length=10, description="android, ios or web.")] = None
+    gender: Annotated[str | None, Field(max_length=20)] = None
+    age: Annotated[int | None, Field(ge=0, le=150, description="Years.")] = None
+    language: Annotated[str | None, Field(max_length=35)] = None
+    timezone: Annotated[str | None, Field(max_length=64)] = None
+    push_on_off: Consent = None
+    marketing_on_off: Consent = None
+    topics: Annotated[list[str] | None, Field(max_length=200, description="FCM topics that the app subscribed to.")] = (
+        None
+    )
+    attributes: Annotated[dict[str, Json] | None, Field(description="Strings, numbers and booleans.")] = None
+
+
+class DeviceOut(ResponseBody):
+    """Registered device."""
+
+    id: str
+    token: str
+    user_id: str | None
+    platform: str | None
+    gender: str | None
+    age: int | None
+    language: str | None
+    timezone: str | None
+    push_on_off: bool
+    marketing_on_off: bool | None
+    topics: list[str]
+    attributes: dict[str, Json]
+
+
+class DevicePage(ResponseBody):
+    """Page of devices, in the order in which campaigns send to them."""
+
+    items: list[DeviceOut]
+    next_cursor: str | None
+
+
+class DeviceRefreshIn(RequestBody):
+    old_token: Token
+    token: Token
+
+
+class DeviceTokensIn(RequestBody):
+    tokens: Annotated[list[Token], Field(min_length=1, max_length=1000)]
+
+
+class DevicesDeleted(ResponseBody):
+    """Number of deleted devices."""
+
+    deleted: int
+
+
+def render_device(device: Device) -> dict[str, Any]:
+    """Render a device as JSON."""
+    return {
+        "id": device.id, "token": device.token, "userId": device.user_id, "platform": device.platform,
+        "gender": device.gender, "age": device.age, "language": device.language, "timezone": device.timezone,
+        "pushOnOff": device.push_on, "marketingOnOff": device.marketing_on, "topics": list(device.topics),
+        "attributes": dict(device.attributes),
+    }  # fmt: skip
+
+
+@routes.post("/devices", response_model=DeviceOut, status_code=201, **change_route("device.register", Role.OPERATOR))
+async def register_device(body: DeviceIn, ctx: Context) -> Response:
+    """Register a device, or update the device with this token."""
+    token, attributes = _parse_device(body.model_dump(by_alias=True, exclude_unset=True))
+    device = await ctx.app.devices.register(token, tenant_id=ctx.tenant_id, connection=ctx.connection, **attributes)
+    ctx.subject = device.id
+    return json_response(render_device(device), 201, {"Location": f"/api/v1/devices/{device.id}"})
+
+
+@routes.get("/devices", response_model=DevicePage, **read_route())
+async def list_devices(
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None,
+    user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None,
+    token: Annotated[str | None, Query(max_length=4096)] = None,
+) -> Response:  # fmt: skip
+    """List devices: all, those of a user, or the one with a token."""
+    if token is not None:
+        match = await ctx.run(rows.find_by_token, ctx.tenant_id, token)
+        return json_response({"items": [] if match is None else [render_device(match)], "nextCursor": None})
+    page = await ctx.app.devices.list(user_id=user_id, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
+    return page_response(page, [render_device(device) for device in page])
+
+
+@routes.get("/devices/{id}", response_model=DeviceOut, **read_route())
+async def get_device(id: Id, ctx: Context) -> Response:
+    """Get a device."""
+    return json_response(render_device(await ctx.app.devices.get(id, tenant_id=ctx.tenant_id)))
+
+
+@routes.delete("/devices/{id}", response_model=DeviceOut, **change_route("device.delete", Role.OPERATOR))
+async def delete_device(id: Id, ctx: Context) -> Response:
+    """Delete a device and return it."""
+    device = await ctx.app.devices.get(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    await ctx.app.devices.delete(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    ctx.subject = id
+    return json_response(render_device(device))
+
+
+@routes.post("/devices/refresh", response_model=DeviceOut, **change_route("device.refresh", Role.OPERATOR))
+async def refresh_device(body: DeviceRefreshIn, ctx: Context) -> Response:
+    """Replace the token of a device. Its attributes are kept."""
+    device = await ctx.app.devices.refresh(
+        body.old_token, body.token, tenant_id=ctx.tenant_id, connection=ctx.connection
+    )
+    ctx.subject = device.id
+    return json_response(render_device(device))
+
+
+@routes.post("/devices/delete", response_model=DevicesDeleted, **change_route("device.delete", Role.OPERATOR))
+async def delete_devices(body: DeviceTokensIn, ctx: Context) -> Response:
+    """Delete devices by token."""
+    ctx.subject = f"{len(body.tokens)} tokens"
+    deleted = await ctx.app.devices.delete_tokens(body.tokens, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return json_response({"deleted": deleted})
+
+
+route_options = change_route(IMPORT_ACTION, Role.EDITOR, streams=True)
+route_options["openapi_extra"]["requestBody"] = {
+    "required": True, "description": "One body of POST /devices per line, or CSV with a header line.",
+    "content": {NDJSON_MEDIA_TYPES[0]: {"schema": {"type": "string"}}, "text/csv": {"schema": {"type": "string"}}},
+}  # fmt: skip
+
+
+@routes.post("/devices/bulk", status_code=201, response_model=OperationOut, **route_options)
+async def import_devices(request: Request, ctx: Context) -> Response:
+    """Register a device from each line, in batches of 1000.
+
+    Sending the same lines again is safe. An invalid line does not affect the others; `failed` counts invalid lines.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_uncompressed = request.headers.get("content-encoding", "identity").lower() == "identity"
+    if kind not in (*NDJSON_MEDIA_TYPES, "text/csv") or not is_uncompressed:
+        raise MediaTypeUnsupported(
+            f"The body has the media type {kind!r:.60}; uncompressed NDJSON or CSV is required.",
+            fix=f"Send Content-Type: {NDJSON_MEDIA_TYPES[0]} or text/csv.",
+        )
+    operation = new_operation(ctx, OperationKind.IMPORT, {"of": "devices"}, None, ctx.now)
+    ctx.subject = operation.id
+    async with ctx.app.store.begin() as ctx.connection:
+        await ctx.run(operations.create, operation)
+        await write_audit_record(ctx, IMPORT_ACTION)
+    ctx.connection = None
+    state, reason = await _import_lines(request, ctx, operation, is_csv=kind == "text/csv")
+    await ctx.run(operations.finish, operation.id, state, ctx.app.clock.now(), reason)
+    finished = await ctx.run(operations.find_operation, operation.tenant_id, operation.id)
+    return json_response(render_operation(finished), 201, {"Location": f"/api/v1/operations/{operation.id}"})
+
+
+async def _import_lines(
+    request: Request, ctx: Context, operation: Operation, *, is_csv: bool
+) -> tuple[OperationState, str | None]:  # fmt: skip
+    """Import all lines; return the final state of the operation and the reason of a failure."""
+    last, names = 0, None
+    try:
+        async for lines in read_batches(request, ctx):
+            if is_csv and names is None:
+                (_, header), *lines = lines
+                names = _parse_csv_row(header)
+            devices, errors = await asyncio.to_thread(_parse_lines, lines, names)
+            last = lines[-1][0] if lines else last
+            if not await ctx.run(
+                _insert_batch, operation.id, ctx.tenant_id, devices, errors, str(last), ctx.app.clock.now()
+            ):
+                return OperationState.CANCELLED, None
+    except InvalidInput as error:  # in the header line
+        return OperationState.FAILED, str(error)
+    except ClientDisconnect:
+        return OperationState.FAILED, f"The client disconnected; all lines up to line {last} are imported."
+    except TimeoutError:
+        return (
+            OperationState.FAILED,
+            f"No data arrived for {BODY_IDLE_TIMEOUT_SECONDS:g} s; all lines up to line {last} are imported.",
+        )
+    return OperationState.COMPLETED, None
+
+
+def _parse_lines(lines: list[Line], names: list[str] | None) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return the parsed devices and the errors of invalid lines."""
+    devices, errors = [], []
+    for number, text in lines:
+        try:
+            devices.append(_parse_device(_parse_object(text) if names is None else dict(_csv_fields(text, names))))
+        except TimebellError as error:
+            errors.append({"line": number, "code": error.code, "detail": str(error)[:500]})
+    return devices, errors
+
+
+def _parse_object(text: bytes) -> dict[str, Any]:
+    try:
+        parsed = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidInput(
+            "The line is not a JSON object.", code="INVALID_DEVICE", fix='Use e.g. {"token": "...", "userId": ...}.'
+        )
+    return parsed
+
+
+def _parse_csv_row(text: bytes) -> list[str]:
+    """Split a CSV line into cells. Raises InvalidInput (INVALID_DEVICE)."""
+    try:
+        return next(csv.reader(io.StringIO(text.decode("utf-8", "replace"))), [])
+    except csv.Error as error:
+        raise InvalidInput(
+            f"The line is not valid CSV: {error}.", code="INVALID_DEVICE",
+            fix="End lines with a line feed; see RFC 4180.",
+        ) from error  # fmt: skip
+
+
+def _csv_fields(text: bytes, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a CSV line. Empty cells are skipped; unknown columns become attributes."""
+    cells = _parse_csv_row(text)
+    attributes: dict[str, Any] = {}
+    for name, cell in itertools.zip_longest(names, cells, fillvalue=""):
+        if not cell or not name:
+            continue
+        if name == "age" and cell.isdecimal():
+            yield name, int(cell[:6])
+        elif name == "topics":
+            yield name, cell.split()
+        elif name.endswith("OnOff"):
+            yield name, {"true": True, "false": False}.get(cell.lower(), cell)
+        elif name == "token" or name in FIELD_NAMES:
+            yield name, cell
+        else:
+            attributes[name] = cell
+    if attributes:
+        yield "attributes", attributes
+
+
+def _parse_device(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the token and the attributes of a device by Python name. Raises InvalidInput."""
+    renamed = {FIELD_NAMES.get(name, name): value for name, value in fields.items()}
+    if renamed.get("push_on", True) is None:
+        del renamed["push_on"]
+    return device_client.parse_device(renamed)
+
+
+def _insert_batch(
+    tx: Transaction, id_: str, tenant_id: str, devices: list[Any], errors: list[dict[str, Any]], cursor: str, at: Any
+) -> bool:  # fmt: skip
+    """Insert one batch and record its progress; return False if the operation is not running.
+
+    New devices count as `done`, known devices as `skipped`.
+    """
+    operation = operations.lock_running(tx, id_)
+    if operation is None:
+        return False
+    new = rows.register_devices(tx, tenant_id, devices, at) if devices else 0
+    operations.record_progress(
+        tx, operation, StepResult(new, len(errors), len(devices) - new, cursor, tuple(errors)), at
+    )
+    return True

@@ -1,0 +1,239 @@
+"""`timebell campaign ...`: push campaigns of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, yes_option
+from timebell.cli.output import FAILED
+from timebell.cli.schedule import server_client
+
+campaign = Group("Campaigns: one push to many devices.")
+campaign_id_argument = click.argument("id", metavar="ID", help="Campaign id.")
+reason_option = click.option("--reason", metavar="TEXT", help="Reason, shown to other users.")
+WATCH_END_STATES = ("completed", "stopped", "paused")
+POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
+
+
+@campaign.command()
+@click.argument("message", required=False, metavar="[[JSON]]", help="Body of POST /campaigns, or @file; - for stdin.")
+@click.option("--title", metavar="TEXT")
+@click.option("--body", metavar="TEXT")
+@click.option("--data", metavar="JSON", help="Data for the app.")
+@click.option(
+    "--filter", "filters", multiple=True, metavar="NAME=VALUE", help="Recipients, e.g. platform=ios; repeatable."
+)
+@click.option("--at", metavar="TIME", help="Send time.  [default: now]")
+@click.option("--timezone", "--tz", metavar="ZONE")
+@click.option("--cron", metavar="EXPR", help="Send repeatedly; requires --name.")
+@click.option("--name", metavar="NAME")
+@output_option
+def create(
+    message: str | None,
+    title: str | None,
+    body: str | None,
+    data: str | None,
+    filters: tuple[str, ...],
+    at: str | None,
+    timezone: str | None,
+    cron: str | None,
+    name: str | None,
+    output: str | None,
+) -> None:
+    """Create a campaign that is sent now, at a time, or by a cron expression."""
+    from timebell.cli.inputs import parse_json, parse_pairs
+
+    remote = server_client(output)
+    fields = parse_json("@-" if message == "-" else message, "campaign") or {}
+    flags = {
+        "title": title, "body": body, "data": parse_json(data, "--data"), "sendAt": at, "timezone": timezone,
+        "cronExpression": cron, "name": name,
+    }  # fmt: skip
+    fields |= {field: value for field, value in flags.items() if value is not None}
+    if filters:
+        fields["filters"] = {**fields.get("filters", {}), **_parse_filters(parse_pairs(filters, "--filter") or {})}
+    _print_campaign(remote.request("POST", "/campaigns", fields), remote.settings.output)
+
+
+@campaign.command("list")
+@click.option("--state", metavar="STATE", help="pending, running, paused, ...")
+@click.option("--limit", type=int, default=50, show_default=True, metavar="N")
+@output_option
+def list_(state: str | None, limit: int, output: str | None) -> None:
+    """List campaigns, newest first."""
+    from timebell.cli.inputs import print_list
+
+    remote = server_client(output)
+    rows = remote.list_items("/campaigns", {"state": state}, limit)
+    print_list(rows, remote.settings.output, ("ID", "NAME", "STATE", "SEND AT", "SENT"), lambda row: (
+        row["id"], row["name"] or "-", row["state"], row["sendAt"], f"{row['totalSent']:,}",
+    ))  # fmt: skip
+
+
+@campaign.command()
+@campaign_id_argument
+@click.option("--watch", "-w", is_flag=True, help="Wait until it finishes or pauses.")
+@output_option
+def status(id: str, watch: bool, output: str | None) -> None:
+    """Show the progress of a campaign; with --watch exit 1 if it did not complete."""
+    from threading import Event
+
+    from timebell.cli.output import print_message
+
+    remote = server_client(output)
+    record = remote.request("GET", f"/campaigns/{id}")
+    while watch and record["state"] not in WATCH_END_STATES:
+        print_message(_format_progress(record))
+        Event().wait(POLL_INTERVAL_SECONDS)
+        record = remote.request("GET", f"/campaigns/{id}")
+    _print_campaign(record, remote.settings.output)
+    if watch and record["state"] != "completed":
+        raise click.exceptions.Exit(FAILED)
+
+
+@campaign.command()
+@campaign_id_argument
+@output_option
+def preview(id: str, output: str | None) -> None:
+    """Show the JSON sent to a device, and the send time of each time zone."""
+    import json
+
+    from timebell.cli.output import Format, print_record
+    from timebell.cli.output import print_data as line
+
+    remote = server_client(output)
+    request = remote.request("GET", f"/campaigns/{id}/preview")["request"]
+    plan = remote.request("GET", f"/campaigns/{id}/timetable")
+    if remote.settings.output != Format.TABLE:
+        print_record({"request": request, "timetable": plan}, remote.settings.output)
+        return
+    line(json.dumps(request, indent=2, ensure_ascii=False))
+    for row in plan["zones"]:
+        line(f"{row['first']} to {row['last']}  {row['timezone']:<24} {row['recipients']:>12,}")
+    for row in plan["excluded"]:
+        line(f"left out ({row['why']})  {row['timezone']:<24} {row['recipients']:>12,}")
+
+
+@campaign.command("test")
+@campaign_id_argument
+@click.option("--token", multiple=True, metavar="TOKEN", help="Device token; repeatable.")
+@click.option("--user", multiple=True, metavar="ID", help="All devices of a user; repeatable.")
+@output_option
+def send_test(id: str, token: tuple[str, ...], user: tuple[str, ...], output: str | None) -> None:
+    """Send a campaign now, only to test devices."""
+    from timebell.cli.output import Format, print_record
+    from timebell.cli.output import print_data as line
+
+    remote = server_client(output)
+    sent = remote.request("POST", f"/campaigns/{id}/test", {"tokens": token, "userIds": user})
+    if remote.settings.output != Format.TABLE:
+        print_record(sent, remote.settings.output)
+    else:
+        line(f"Sent by job {sent['jobId']}: timebell job show {sent['jobId']}")
+
+
+@campaign.command()
+@campaign_id_argument
+@output_option
+def start(id: str, output: str | None) -> None:
+    """Start a campaign now, regardless of its send time."""
+    _post_action(id, "start", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@reason_option
+@output_option
+def pause(id: str, reason: str | None, output: str | None) -> None:
+    """Pause a campaign: no further chunk starts. The cursor is kept for resume."""
+    _post_action(id, "pause", {"reason": reason}, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@output_option
+def resume(id: str, output: str | None) -> None:
+    """Resume a paused campaign at its cursor."""
+    _post_action(id, "resume", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@output_option
+def approve(id: str, output: str | None) -> None:
+    """Approve a campaign stopped by a gate; requires the admin role."""
+    _post_action(id, "approve", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@reason_option
+@yes_option
+@output_option
+def stop(id: str, reason: str | None, yes: bool, output: str | None) -> None:
+    """Stop a campaign permanently; no further recipient is sent to."""
+    from timebell.cli.inputs import confirm
+
+    if not confirm(f"Permanently stop campaign {id}?", yes=yes):
+        raise click.exceptions.Exit(FAILED)
+    _post_action(id, "stop", {"reason": reason}, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@click.option("--unknown", is_flag=True, help="Also retry recipients with an unknown outcome.")
+@output_option
+def retry(id: str, unknown: bool, output: str | None) -> None:
+    """Retry recipients that were not reached; never those whose message was accepted."""
+    _post_action(id, "retry", {"unknown": unknown}, output)
+
+
+def _post_action(id_: str, action: str, body: Any, output: Any) -> None:
+    remote = server_client(output)
+    _print_campaign(remote.request("POST", f"/campaigns/{id_}/{action}", body), remote.settings.output)
+
+
+def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
+    """Convert `--filter` flags: digits and true/false are typed; an unknown name is a device attribute."""
+    from timebell.features.campaigns.model.audience import FILTER_NAMES
+
+    parsed: dict[str, Any] = {}
+    for name, value in filters.items():
+        typed = int(value) if value.isdecimal() else {"true": True, "false": False}.get(value, value)
+        if name in FILTER_NAMES:
+            parsed[name] = typed
+        else:
+            parsed.setdefault("attributes", {})[name] = typed
+    return parsed
+
+
+def _format_progress(record: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count:,} {state}" for state, count in record["counts"].items() if count)
+    total = "" if record["expected"] is None else f" of {record['expected']:,}"
+    return f"{record['state']}  {counts or 'none sent yet'}{total}"
+
+
+def _print_campaign(record: Mapping[str, Any], output_format: str) -> None:
+    import sys
+
+    from timebell.cli.inputs import shorten
+    from timebell.cli.output import Format, colorize, print_record
+    from timebell.cli.output import print_data as line
+
+    if output_format != Format.TABLE:
+        print_record(record, output_format)
+        return
+    line(f"{colorize(record['id'], 'bold', sys.stdout)}  {_format_progress(record)}")
+    facts = {
+        "name": record["name"], "why": record["reason"], "title": record.get("title"),
+        "send at": f"{record['sendAt']} ({record['timezone']})", "filters": record.get("filters") or None,
+        "left out": ", ".join(f"{count:,} {why}" for why, count in record["excluded"].items()) or None,
+        "started": record["actualSendStart"], "ended": record["actualSendEnd"], "schedule": record["scheduleId"],
+    }  # fmt: skip
+    for name, value in facts.items():
+        if value is not None:
+            line(f"  {name:<12}{shorten(value, 100)}")

@@ -1,0 +1,1 @@
+"""Client functions of campaigns."""

@@ -1,0 +1,1 @@
+"""Parts of campaigns that run on a node."""

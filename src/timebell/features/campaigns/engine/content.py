@@ -1,0 +1,46 @@
+"""Message content of a campaign: validation, and the JSON sent to FCM. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
+from timebell.features.campaigns.push import message
+from timebell.features.campaigns.push.message import MAX_TAG_BYTES, Content, EncodedContent, Message
+
+EXAMPLE_TOKEN = "the-token-of-a-device"  # noqa: S105
+_LONGEST_ID = "0" * 36
+
+
+def build_content(plan: CampaignPlan, notification_id: str) -> Content:
+    """Return the message content for a notification id. Raises InvalidPayload (INVALID_BODY)."""
+    data = plan.data_strings()
+    if plan.notification_id is not None:
+        data.setdefault("notificationId", notification_id)
+    tag = plan.collapse_key or notification_id
+    if len(tag.encode()) > MAX_TAG_BYTES:
+        tag = hashlib.sha256(tag.encode()).hexdigest()
+    return Content(plan.title, plan.body, data, plan.ttl, plan.collapse_key, tag)
+
+
+def check_message(plan: CampaignPlan) -> None:
+    """Check that FCM would accept the message.
+
+    Raises InvalidInput (INVALID_PUSH_MESSAGE, PUSH_MESSAGE_TOO_LARGE, INVALID_BODY).
+    """
+    notification_id = plan.notification_id_for(_LONGEST_ID, _LONGEST_ID, _LONGEST_ID, _LONGEST_ID)
+    message.check_content(build_content(plan, notification_id), "token")
+
+
+def preview_request(campaign: Campaign, now: datetime) -> dict[str, Any]:
+    """Return the exact request that is sent to FCM for a device, as JSON."""
+    notification_id = campaign.plan.notification_id_for(
+        campaign.id, campaign.schedule_id, "the-id-of-a-device", "the-id-of-a-user"
+    )
+    encoded = EncodedContent(build_content(campaign.plan, notification_id), now)
+    request: dict[str, Any] = orjson.loads(Message("token", EXAMPLE_TOKEN, encoded).request())
+    return request

@@ -1,0 +1,1 @@
+"""Types and pure functions of campaigns."""

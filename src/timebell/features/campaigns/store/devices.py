@@ -1,0 +1,246 @@
+"""Device repository: register, refresh tokens, find, and filter the devices of an audience."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, select, true, update
+
+from timebell.features.campaigns.model.audience import Device, Filters, encode_sorted, hash_token
+from timebell.features.campaigns.model.campaign import ExclusionReason
+from timebell.features.campaigns.store.tables import devices, members, notifications
+from timebell.ids import new_ids
+from timebell.model.page import Page
+from timebell.model.payload import decode
+from timebell.store.jobs import repository
+from timebell.store.transaction import Transaction
+
+d = devices.c
+_KEY = ("tenant_id", "token_hash")
+_IMMUTABLE_COLUMNS = ("id", "token", "created_at", *_KEY)
+_MUTABLE_COLUMNS = tuple(column.name for column in devices.columns if column.name not in _IMMUTABLE_COLUMNS)
+
+
+def register_devices(
+    tx: Transaction, tenant_id: str, registrations: Sequence[tuple[str, Mapping[str, Any]]], now: datetime
+) -> int:
+    """Insert or update devices from (token, validated fields); return the number of new devices.
+
+    Fields that are not specified for a known device stay unchanged.
+    """
+    repository.ensure_tenants(tx, {tenant_id}, now)
+    fields_by_hash: dict[str, dict[str, Any]] = {}
+    tokens = {}
+    for token, fields in registrations:
+        hashed = hash_token(token)
+        tokens[hashed] = token
+        fields_by_hash.setdefault(hashed, {}).update(fields)
+    existing = _find_by_hash(tx, tenant_id, fields_by_hash, lock=True)
+    rows = []
+    for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
+        device = replace(existing.get(hashed) or Device(id=id_, token=tokens[hashed]), **fields)
+        rows.append(_device_to_row(tenant_id, device, hashed, now))
+    if rows:
+        tx.execute(tx.dialect.upsert(devices, key=_KEY, replace=_MUTABLE_COLUMNS), rows)
+    return len(fields_by_hash) - len(existing)
+
+
+def replace_token(tx: Transaction, tenant_id: str, old: str, new: str, now: datetime) -> Device | None:
+    """Give the device of an old token the new one; None if neither token is known.
+
+    If both tokens are known, the device of the old one is deleted. Repeating the call has no further effect.
+    """
+    hashes = {hash_token(old), hash_token(new)}
+    known = _find_by_hash(tx, tenant_id, hashes, lock=True)
+    old_device, new_device = known.get(hash_token(old)), known.get(hash_token(new))
+    if old_device is None or hash_token(old) == hash_token(new):
+        return new_device or old_device
+    if new_device is not None:  # the new token was registered meanwhile
+        tx.execute(delete(devices).where(d.id == old_device.id))
+        return new_device
+    renamed = update(devices).where(d.id == old_device.id)
+    tx.execute(renamed.values(token=new, token_hash=hash_token(new), updated_at=now))
+    return replace(old_device, token=new)
+
+
+def delete_by_token(tx: Transaction, tenant_id: str, tokens: Iterable[str]) -> int:
+    """Delete the devices of these tokens; return how many existed."""
+    hashes = [hash_token(token) for token in tokens]
+    return tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.token_hash.in_(hashes))).rowcount
+
+
+def delete_dead(tx: Transaction, tenant_id: str, dead: Sequence[tuple[str, str]]) -> int:
+    """Delete devices (id, token) with an invalid token according to the provider, unless the token was replaced."""
+    if not dead:
+        return 0
+    matches = d.id.in_([id_ for id_, _ in dead]) & d.token_hash.in_([hash_token(token) for _, token in dead])
+    return tx.execute(delete(devices).where(d.tenant_id == tenant_id, matches)).rowcount
+
+
+def find_notified_devices(tx: Transaction, tenant_id: str, notification_id: str) -> set[str]:
+    """Return the ids of devices for which a notification was accepted."""
+    n = notifications.c
+    query = select(n.device_id).where(n.tenant_id == tenant_id, n.notification_id == notification_id)
+    return set(tx.execute(query).scalars())
+
+
+def record_notification(
+    tx: Transaction, tenant_id: str, notification_id: str | None, accepted: Sequence[str],
+    dead: Sequence[tuple[str, str]], now: datetime,
+) -> None:  # fmt: skip
+    """Record the devices that a notification was accepted for, and delete dead ones."""
+    if accepted and notification_id is not None:
+        tx.execute(tx.dialect.insert_ignoring_duplicates(notifications), [
+            {"tenant_id": tenant_id, "notification_id": notification_id, "device_id": id_, "accepted_at": now}
+            for id_ in accepted
+        ])  # fmt: skip
+    delete_dead(tx, tenant_id, dead)
+
+
+def prune_notifications(tx: Transaction, before: datetime) -> int:
+    """Delete the records of notifications accepted before an instant; return how many."""
+    return tx.execute(delete(notifications).where(notifications.c.accepted_at < before)).rowcount
+
+
+def find_device(tx: Transaction, tenant_id: str, id_: str) -> Device | None:
+    """Return a device by id; None if there is none."""
+    row = tx.execute(select(devices).where(d.tenant_id == tenant_id, d.id == id_)).first()
+    return None if row is None else device_from_row(row)
+
+
+def delete_device(tx: Transaction, tenant_id: str, id_: str) -> bool:
+    """Delete a device; return whether it existed."""
+    return bool(tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.id == id_)).rowcount)
+
+
+def delete_devices_of_user(tx: Transaction, tenant_id: str, user_id: str) -> None:
+    """Delete the devices of a user."""
+    tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.user_id == user_id))
+
+
+def find_by_token(tx: Transaction, tenant_id: str, token: str) -> Device | None:
+    """Return the device with this token; None if there is none."""
+    return _find_by_hash(tx, tenant_id, [hash_token(token)]).get(hash_token(token))
+
+
+def list_user_devices(tx: Transaction, tenant_id: str, user_id: str, limit: int = 500) -> list[Device]:
+    """Return a user's devices with push enabled, in id order."""
+    matches = (d.tenant_id == tenant_id) & (d.user_id == user_id) & d.push_on
+    return [device_from_row(row) for row in tx.execute(select(devices).where(matches).order_by(d.id).limit(limit))]
+
+
+def list_devices(
+    tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None
+) -> Page[Device]:  # fmt: skip
+    """Return a page of a tenant's devices in id order, the order in which campaigns send."""
+    query = select(devices).where(*audience_conditions(tenant_id, filters)).order_by(d.id).limit(limit + 1)
+    if after is not None:
+        query = query.where(d.id > after)
+    if user_id is not None:
+        query = query.where(d.user_id == user_id)
+    page = [device_from_row(row) for row in tx.execute(query)]
+    return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
+
+
+def count_devices(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> int:
+    """Return the number of devices in an audience."""
+    return int(tx.execute(select(func.count()).where(*audience_conditions(tenant_id, filters, cutoff))).scalar_one())
+
+
+def count_by_timezone(
+    tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None
+) -> dict[str | None, int]:
+    """Return the number of devices in an audience by time zone; None is the key for unknown zones."""
+    query = (
+        select(d.timezone, func.count().label("count"))
+        .where(*audience_conditions(tenant_id, filters, cutoff))
+        .group_by(d.timezone)
+    )
+    return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
+
+
+def count_excluded(
+    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool]
+) -> dict[str, int]:  # fmt: skip
+    """Return the number of devices under `where` that the filters exclude, by ExclusionReason; each counts once."""
+    if filters == Filters():
+        return {}
+    passes_filters: Any = and_(*audience_conditions(tenant_id, replace(filters, push_on=False, marketing_on=False)))
+    accepts_push: Any = d.push_on if filters.push_on else true()
+    accepts_marketing: Any = d.marketing_on if filters.marketing_on else true()
+    reason = case(
+        (and_(passes_filters, accepts_push, accepts_marketing), literal("")),
+        (and_(passes_filters, accepts_push), literal(ExclusionReason.MARKETING_OFF.value)),
+        (passes_filters, literal(ExclusionReason.PUSH_OFF.value)), else_=literal(ExclusionReason.FILTERS.value),
+    ).label("why")  # fmt: skip
+    classified = select(reason).where(d.tenant_id == tenant_id, *where).subquery()
+    rows = tx.execute(select(classified.c.why, func.count().label("count")).group_by(classified.c.why))
+    return {row._mapping["why"]: row._mapping["count"] for row in rows if row._mapping["why"]}
+
+
+def topic_has_devices(tx: Transaction, tenant_id: str, topic: str) -> bool:
+    """Return whether any device is subscribed to the topic."""
+    query = select(d.id).where(*audience_conditions(tenant_id, Filters(topic=topic))).limit(1)
+    return tx.execute(query).first() is not None
+
+
+def audience_conditions(tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> list[ColumnElement[bool]]:
+    """Return the SQL conditions of an audience. Devices registered after `cutoff` are excluded."""
+    conditions = [d.tenant_id == tenant_id]
+    if cutoff is not None:
+        conditions.append(d.created_at <= cutoff)
+    for name in ("gender", "platform", "language", "timezone"):
+        if (value := getattr(filters, name)) is not None:
+            conditions.append(d[name] == value)
+    if filters.audience is not None:
+        m = members.c
+        is_member = (m.tenant_id == tenant_id) & (m.audience == filters.audience) & (m.device_id == d.id)
+        conditions.append(select(m.device_id).where(is_member).exists())
+    if filters.age_min is not None:
+        conditions.append(d.age >= filters.age_min)
+    if filters.age_max is not None:
+        conditions.append(d.age <= filters.age_max)
+    if filters.push_on:
+        conditions.append(d.push_on)
+    if filters.marketing_on:
+        conditions.append(d.marketing_on)
+    if filters.topic is not None:
+        conditions.append(_contains_exactly(d.topics, encode_sorted(filters.topic)))
+    for name, value in filters.attributes.items():
+        member = f"{encode_sorted(name)}:{encode_sorted(value)}"
+        conditions.append(
+            _contains_exactly(d.attributes, f"{member},") | _contains_exactly(d.attributes, f"{member}}}")
+        )
+    return conditions
+
+
+def _contains_exactly(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Return the condition that a column contains a text, case-sensitively, which LIKE is not on SQLite."""
+    return func.replace(column, text, "") != column
+
+
+def _find_by_hash(tx: Transaction, tenant_id: str, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
+    query = select(devices).where(d.tenant_id == tenant_id, d.token_hash.in_(list(hashes))).order_by(d.id)
+    return {row.token_hash: device_from_row(row) for row in tx.execute(query.with_for_update() if lock else query)}
+
+
+def _device_to_row(tenant_id: str, device: Device, hashed: str, now: datetime) -> dict[str, Any]:
+    return {
+        "id": device.id, "tenant_id": tenant_id, "token": device.token, "token_hash": hashed,
+        "user_id": device.user_id, "platform": device.platform, "gender": device.gender, "age": device.age,
+        "language": device.language, "timezone": device.timezone, "push_on": device.push_on,
+        "marketing_on": device.marketing_on, "topics": encode_sorted(list(device.topics)),
+        "attributes": encode_sorted(dict(device.attributes)), "created_at": now, "updated_at": now,
+    }  # fmt: skip
+
+
+def device_from_row(row: Row[Any]) -> Device:
+    """Return a row as a Device."""
+    return Device(
+        id=row.id, token=row.token, user_id=row.user_id, platform=row.platform, gender=row.gender, age=row.age,
+        language=row.language, timezone=row.timezone, push_on=row.push_on, marketing_on=row.marketing_on,
+        topics=tuple(decode(row.topics)), attributes=decode(row.attributes),
+    )  # fmt: skip

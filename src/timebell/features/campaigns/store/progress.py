@@ -1,0 +1,91 @@
+"""Progress of campaigns for display: aggregates whose size does not grow with the number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import case, func, select
+
+from timebell.features.campaigns.model.campaign_plan import Campaign
+from timebell.features.campaigns.store import devices
+from timebell.features.campaigns.store.tables import campaigns, chunks
+from timebell.store.audit.overview import MAX_LISTED, AttentionItem
+from timebell.store.transaction import Transaction
+
+MAX_CELLS = 384
+"""Maximum number of cells in a chunk map; a cell represents one or more chunks."""
+MAX_CAMPAIGNS = 100
+ACTIVE_STATES = ("running", "paused")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of the map: `chunks` opened chunks from number `first` on, with `size` recipients.
+
+    `state` is the worst of their states: waiting (for another attempt), sending, failed (not all recipients were
+    reached), done.
+    """
+
+    first: int
+    chunks: int
+    size: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMap:
+    """All chunks of a campaign, `chunks_per_cell` to a cell; `recently_ended` is a number of messages."""
+
+    chunks_per_cell: int
+    cells: list[Cell]
+    recently_ended: int
+
+
+def build_chunk_map(tx: Transaction, campaign: Campaign, total: int, since: datetime) -> ChunkMap:
+    """Return the map of a campaign's chunks, sized for `total` recipients. Messages since `since` are recent."""
+    c = chunks.c
+    chunk_count = max(campaign.next_chunk - 1, -(-total // campaign.plan.chunk_size))
+    chunks_per_cell = max(1, -(-chunk_count // MAX_CELLS))
+    cell = ((c.number - 1) // chunks_per_cell).label("cell")
+    query = select(
+        cell, func.count().label("many"), func.sum(c.size).label("size"),
+        func.sum(case((c.state == "waiting", 1), else_=0)).label("waiting"),
+        func.sum(case((c.state == "sending", 1), else_=0)).label("sending"),
+        func.sum(c.unknown + c.unsent).label("lost"),
+        func.sum(case((c.ended_at >= since, c.size), else_=0)).label("lately"),
+    ).where(c.campaign_id == campaign.id)  # fmt: skip
+    rows = tx.execute(query.group_by(cell).order_by(cell)).all()
+    cells = [
+        Cell(
+            int(row.cell) * chunks_per_cell + 1, row.many, int(row.size),
+            "waiting" if row.waiting else "sending" if row.sending else "failed" if row.lost else "done",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return ChunkMap(chunks_per_cell, cells, sum(int(row.lately) for row in rows))
+
+
+def count_recipients(tx: Transaction, campaign: Campaign) -> int:
+    """Return the number of recipients of a campaign: devices of its audience registered before it started."""
+    return devices.count_devices(tx, campaign.tenant_id, campaign.filters, campaign.cutoff)
+
+
+def count_active_campaigns(tx: Transaction, tenant_id: str) -> int:
+    """Return the number of running and paused campaigns among the MAX_CAMPAIGNS newest ones."""
+    newest = select(campaigns.c.state).where(campaigns.c.tenant_id == tenant_id)
+    states = tx.execute(newest.order_by(campaigns.c.id.desc()).limit(MAX_CAMPAIGNS)).scalars()
+    return sum(1 for state in states if state in ACTIVE_STATES)
+
+
+def list_paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
+    """Return those of the newest campaigns that paused with a reason and need a decision."""
+    c = campaigns.c
+    newest = (
+        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
+        .order_by(c.id.desc()).limit(MAX_CAMPAIGNS)
+    )  # fmt: skip
+    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
+    return [
+        AttentionItem(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:MAX_LISTED]
+    ]

@@ -1,0 +1,1 @@
+"""Triggers: jobs at the instants in a column of an external source."""

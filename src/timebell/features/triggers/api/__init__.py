@@ -1,0 +1,7 @@
+"""HTTP API of triggers."""
+
+from __future__ import annotations
+
+from timebell.features.triggers.api import connections, inbound_webhooks, sources, triggers
+
+ROUTES = (connections.routes, sources.routes, inbound_webhooks.routes, triggers.routes)

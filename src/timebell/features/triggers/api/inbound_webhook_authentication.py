@@ -1,0 +1,92 @@
+"""Authentication of inbound webhooks at `/hooks/{sourceId}`.
+
+Clients send an API key. monday.com cannot send one and authenticates by signature or URL token instead. If the source
+has a signing secret, monday.com signs requests with a JSON Web Token in Authorization. Otherwise the webhook URL
+contains a token: an HMAC-SHA-256 of the source id under the installation's secret key, which any node can verify.
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import quote
+
+from fastapi import Request
+
+from timebell.api.authentication import Authenticator, Caller
+from timebell.api.route import ApiRoute
+from timebell.client.validation import parse_uuid
+from timebell.errors import TimebellError
+from timebell.features.triggers.model.trigger import Source
+from timebell.features.triggers.sources.monday_events import is_valid_token
+from timebell.features.triggers.store import sources
+from timebell.model.target import referenced_secret
+from timebell.store.tenancy import secrets
+from timebell.tenancy.keys import digests
+from timebell.tenancy.roles import Role
+from timebell.tenancy.secrets import keyring
+
+HOOKS_PATH = "/api/v1/hooks"
+SIGNED_ACTOR, UNSIGNED_ACTOR = "monday.com", "monday.com (unsigned)"
+"""Actors in the audit log: authenticated by signature, or by the token in the URL."""
+
+
+class SignedWebhookRoute(ApiRoute):
+    """Route that also accepts webhooks authenticated by a signature or URL token instead of an API key."""
+
+    async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
+        return await authenticate(request, authenticator)
+
+
+async def authenticate(request: Request, authenticator: Authenticator) -> Caller:
+    """Return the caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
+    authorization, token = request.headers.get("authorization", ""), request.query_params.get("token")
+    scheme, _, rest = authorization.partition(" ")
+    if token is None and (not authorization or rest.startswith("tb_")):
+        return await authenticator.authenticate(request)
+    address = request.client.host if request.client else ""
+    valid_id = parse_uuid(request.url.path.rpartition("/")[2])
+    source: Source | None = (
+        None if valid_id is None else await authenticator.app.store.run(sources.find_source_by_id, valid_id)
+    )
+    if source is not None and source.kind == "monday":
+        signature = rest if scheme.lower() == "bearer" else authorization
+        secret = await _signing_secret(authenticator, source)
+        if secret is not None and is_valid_token(
+            signature.strip(), secret, authenticator.app.clock.now(), f"{HOOKS_PATH}/{source.id}"
+        ):
+            return Caller(SIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address)
+        if token is not None and _is_url_token(token, authenticator.app.settings.secret_key, source.id):
+            return Caller(UNSIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address)
+    raise authenticator.record_failure(address)
+
+
+async def _signing_secret(authenticator: Authenticator, source: Source) -> str | None:
+    """Return the signing secret of a source, or None if it has none or it cannot be read."""
+    option = source.options.get("signingSecret")
+    name = referenced_secret(option)
+    if name is None:
+        return option if isinstance(option, str) else None
+    try:
+        ring = keyring(authenticator.app.settings.secret_key)
+        values: dict[str, str] = await authenticator.app.store.run(
+            secrets.decrypt_values, ring, source.tenant_id, {name}
+        )
+    except TimebellError as error:
+        if error.code.startswith("SECRET"):
+            return None
+        raise
+    return values[name]
+
+
+def token_query(secret_key: str | None, source_id: str) -> str:
+    """Return the query string with the token of a webhook URL; empty without a secret key."""
+    return "".join(f"?token={quote(token)}" for token in _url_tokens(secret_key, source_id)[:1])
+
+
+def _url_tokens(secret_key: str | None, source_id: str) -> list[str]:
+    return [digest[:40] for digest in digests(secret_key, f"hook {source_id}")]
+
+
+def _is_url_token(token: str, secret_key: str | None, source_id: str) -> bool:
+    presented = token.encode(errors="replace")
+    return any(hmac.compare_digest(valid.encode(), presented) for valid in _url_tokens(secret_key, source_id))

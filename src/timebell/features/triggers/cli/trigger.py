@@ -1,0 +1,305 @@
+"""`timebell trigger ...` and `timebell source ...`: triggers of a server and the sources of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from timebell.cli.groups import Group
+from timebell.cli.options import output_option, timezone_option, yes_option
+from timebell.cli.output import FAILED
+from timebell.cli.schedule import (
+    condition_option,
+    payload_option,
+    priority_option,
+    queue_option,
+    retries_option,
+    server_client,
+    target_option,
+    timeout_option,
+)
+
+trigger = Group("Triggers: fire at a date column of external rows.")
+source = Group("Sources: external systems with dated rows.")
+name_argument = click.argument("name", metavar="NAME", help="Name.")
+
+
+@trigger.command()
+@click.argument("name", metavar="NAME", help="Trigger name.")
+@click.option("--source", "source_name", required=True, metavar="NAME", help="Source of the rows.")
+@click.option("--column", required=True, metavar="FIELD", help="Column with the time to fire at.")
+@click.option("--topic", required=True, metavar="TOPIC", help="Topic of the jobs.")
+@click.option("--offset", multiple=True, metavar="-15m|0|+1d", help="Offset from the column; repeatable.")
+@timezone_option
+@click.option("--recipients", metavar="FIELD", help="Column of recipients; one job each.")
+@condition_option
+@click.option("--unless", metavar="SQL", help="Skip if this query has a result.")
+@click.option("--grace", type=float, metavar="SECONDS", help="Maximum lateness to fire.")
+@payload_option
+@target_option
+@retries_option
+@timeout_option
+@queue_option
+@priority_option
+@click.option("--replace", is_flag=True, help="Replace an existing trigger.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the scan.")
+@output_option
+def create(
+    name: str,
+    source_name: str,
+    column: str,
+    topic: str,
+    offset: tuple[str, ...],
+    timezone: str | None,
+    recipients: str | None,
+    condition: str | None,
+    unless: str | None,
+    grace: float | None,
+    payload: str | None,
+    target: str | None,
+    retries: int | None,
+    timeout: float | None,
+    queue: str | None,
+    priority: int | None,
+    replace: bool,
+    no_wait: bool,
+    output: str | None,
+) -> None:
+    """Create a trigger and scan the existing rows."""
+    from timebell.cli.inputs import parse_json
+    from timebell.cli.schedule import parse_target
+
+    remote = server_client(output)
+    body = {
+        "source": source_name, "column": column, "topic": topic, "offsets": offset or None, "timezone": timezone,
+        "recipients": recipients, "condition": parse_json(condition, "--condition"), "graceSeconds": grace,
+        "unless": unless,
+        "payload": parse_json(payload, "--payload"), "target": parse_target(target), "maxRetries": retries,
+        "timeoutSeconds": timeout, "queue": queue, "priority": priority,
+    }  # fmt: skip
+    body = {field: value for field, value in body.items() if value is not None}
+    if replace:
+        record = remote.request("PUT", f"/triggers/{_quote_segment(name)}", body, if_match="*")
+    else:
+        record = remote.request("POST", "/triggers", {"name": name, **body})
+    scan = record.pop("scan")
+    _print_trigger(record, remote.settings.output)
+    if scan is not None and not no_wait:
+        _watch_operation(remote, scan)
+
+
+@trigger.command("list")
+@output_option
+def list_(output: str | None) -> None:
+    """List triggers by name."""
+    from timebell.cli.inputs import print_list
+
+    remote = server_client(output)
+    head = ("NAME", "SOURCE", "FIRES AT", "TOPIC", "STATE")
+    print_list(remote.list_items("/triggers"), remote.settings.output, head, lambda row: (
+        row["name"], row["source"], f"{row['column']} {', '.join(row['offsets'])}", row["topic"], _trigger_state(row),
+    ))  # fmt: skip
+
+
+@trigger.command()
+@name_argument
+@output_option
+def show(name: str, output: str | None) -> None:
+    """Show a trigger."""
+    remote = server_client(output)
+    _print_trigger(remote.request("GET", f"/triggers/{_quote_segment(name)}"), remote.settings.output)
+
+
+@trigger.command()
+@name_argument
+@click.option("--no-wait", is_flag=True, help="Do not wait for the scan.")
+@output_option
+def scan(name: str, no_wait: bool, output: str | None) -> None:
+    """Scan all rows again, and plan missing firings."""
+    remote = server_client(output)
+    operation = remote.request("POST", f"/triggers/{_quote_segment(name)}/scan")
+    if not no_wait:
+        _watch_operation(remote, operation)
+
+
+@trigger.command()
+@click.argument("name", metavar="SOURCE", help="Source of a database table.")
+def install(name: str) -> None:
+    """Print the SQL that makes a source's table report its changes: review it, then run it."""
+    from timebell.cli.output import print_data as line
+    from timebell.features.triggers.sources.sql_table import SqlTable
+    from timebell.model.target import referenced_secret
+
+    source = server_client().request("GET", f"/sources/{_quote_segment(name)}")
+    options = source["options"]
+    if referenced_secret(options.get("url")) is not None:
+        options = {**options, "url": "postgresql://host/name"}
+    line(SqlTable(options).install_sql().rstrip())
+
+
+@trigger.command()
+@name_argument
+@click.option("--reason", help="Reason, shown to other users.")
+@output_option
+def pause(name: str, reason: str | None, output: str | None) -> None:
+    """Pause a trigger: firings that become due are skipped until it is resumed."""
+    remote = server_client(output)
+    body = None if reason is None else {"reason": reason}
+    _print_trigger(remote.request("POST", f"/triggers/{_quote_segment(name)}/pause", body), remote.settings.output)
+
+
+@trigger.command()
+@name_argument
+@output_option
+def resume(name: str, output: str | None) -> None:
+    """Resume a trigger."""
+    remote = server_client(output)
+    _print_trigger(remote.request("POST", f"/triggers/{_quote_segment(name)}/resume"), remote.settings.output)
+
+
+@trigger.command()
+@name_argument
+@yes_option
+@output_option
+def delete(name: str, yes: bool, output: str | None) -> None:
+    """Delete a trigger, and cancel its jobs."""
+    from timebell.cli.inputs import confirm
+
+    if not confirm(f"Delete trigger {name}, and cancel its jobs?", yes=yes):
+        raise click.exceptions.Exit(FAILED)
+    remote = server_client(output)
+    _watch_operation(remote, remote.request("DELETE", f"/triggers/{_quote_segment(name)}"))
+
+
+@source.command("create")
+@click.argument("name", metavar="NAME", help="Name that triggers refer to.")
+@click.option("--kind", default="webhook", show_default=True, metavar="webhook|sql|monday", help="Kind of the source.")
+@click.option("--options", metavar="JSON", help="Options of the kind, e.g. url and table for sql; @file.")
+@click.option("--replace", is_flag=True, help="Replace an existing source.")
+@output_option
+def create_source(name: str, kind: str, options: str | None, replace: bool, output: str | None) -> None:
+    """Create a source: a database that is polled, or a webhook that receives changes."""
+    from timebell.cli.inputs import parse_json
+
+    remote = server_client(output)
+    body = {"kind": kind, "options": parse_json(options, "--options") or {}}
+    if replace:
+        record = remote.request("PUT", f"/sources/{_quote_segment(name)}", body, if_match="*")
+    else:
+        record = remote.request("POST", "/sources", {"name": name, **body})
+    if kind == "monday":  # only GET returns the hook URL with its token
+        record = remote.request("GET", f"/sources/{_quote_segment(name)}")
+    _print_source(record, remote.settings.output)
+
+
+@source.command("list")
+@output_option
+def list_sources(output: str | None) -> None:
+    """List sources by name."""
+    from timebell.cli.inputs import print_list
+
+    remote = server_client(output)
+    print_list(remote.list_items("/sources"), remote.settings.output, ("NAME", "KIND", "STATE", "HOOK"), lambda row: (
+        row["name"], row["kind"], _source_state(row), row["hook"],
+    ))  # fmt: skip
+
+
+@source.command("show")
+@name_argument
+@output_option
+def show_source(name: str, output: str | None) -> None:
+    """Show a source."""
+    remote = server_client(output)
+    _print_source(remote.request("GET", f"/sources/{_quote_segment(name)}"), remote.settings.output)
+
+
+@source.command("items")
+@name_argument
+@output_option
+def items(name: str, output: str | None) -> None:
+    """List the rows of a source by key, in their last known version."""
+    from timebell.cli.inputs import print_list, shorten
+
+    remote = server_client(output)
+    rows = remote.list_items(f"/sources/{_quote_segment(name)}/items")
+    print_list(rows, remote.settings.output, ("KEY", "VERSION", "FIELDS"), lambda row: (
+        row["key"], str(row["version"]), "deleted" if row["fields"] is None else shorten(row["fields"]),
+    ))  # fmt: skip
+
+
+@source.command("delete")
+@name_argument
+@yes_option
+def delete_source(name: str, yes: bool) -> None:
+    """Delete a source without triggers, and its rows."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
+
+    if not confirm(f"Delete source {name}?", yes=yes):
+        raise click.exceptions.Exit(FAILED)
+    server_client().request("DELETE", f"/sources/{_quote_segment(name)}")
+    print_message("Deleted.")
+
+
+def _trigger_state(row: Mapping[str, Any]) -> str:
+    return str(row["state"])
+
+
+def _source_state(row: Mapping[str, Any]) -> str:
+    return str(row["state"])
+
+
+def _print_trigger(record: Mapping[str, Any], output_format: str) -> None:
+    import sys
+
+    from timebell.cli.inputs import shorten
+    from timebell.cli.output import Format, colorize, print_record
+    from timebell.cli.output import print_data as line
+
+    if output_format != Format.TABLE:
+        print_record(record, output_format)
+        return
+    line(f"{colorize(record['name'], 'bold', sys.stdout)}  {_trigger_state(record)}  revision {record['revision']}")
+    facts = {
+        "source": record["source"], "fires at": f"{record['column']} {', '.join(record['offsets'])}",
+        "timezone": record["timezone"], "recipients": record["recipients"], "condition": record["condition"] or None,
+        "unless": record["unless"], "grace": f"{record['graceSeconds']:g} s", "topic": record["topic"],
+        "payload": record["payload"],
+        "target": record.get("target"), "queue": record["queue"], "paused": record["pauseReason"],
+        "orphaned": record["orphanedReason"], "reauthorize": record["unauthorizedReason"],
+    }  # fmt: skip
+    for name, value in facts.items():
+        if value is not None:
+            line(f"  {name:<12}{shorten(value, 100)}")
+
+
+def _print_source(record: Mapping[str, Any], output_format: str) -> None:
+    import sys
+
+    from timebell.cli.output import Format, colorize, print_record
+    from timebell.cli.output import print_data as line
+
+    if output_format != Format.TABLE:
+        print_record(record, output_format)
+        return
+    line(f"{colorize(record['name'], 'bold', sys.stdout)}  {_source_state(record)}")
+    for name, value in (
+        ("kind", record["kind"]), ("hook", record["hook"]), ("orphaned", record["orphanedReason"]),
+        ("error", record["error"]),
+    ):  # fmt: skip
+        if value is not None:
+            line(f"  {name:<12}{value}")
+
+
+def _watch_operation(remote: Any, operation: dict[str, Any]) -> None:
+    from timebell.cli.operations import watch_operation
+
+    watch_operation(remote, operation)
+
+
+def _quote_segment(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")

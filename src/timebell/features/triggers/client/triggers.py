@@ -1,0 +1,320 @@
+"""Client operations on triggers, their sources, and the items of sources."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.secrets import check_name
+from timebell.client.validation import check_text, parse_uuid, unknown_options
+from timebell.clock import Clock
+from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.model.connection import connection_name
+from timebell.features.triggers.model.trigger import (
+    DEFAULT_GRACE_SECONDS,
+    ChangeSummary,
+    FiringKey,
+    Item,
+    ItemChange,
+    Source,
+    Trigger,
+    TriggerRule,
+    parse_offsets,
+    parse_version,
+)
+from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.store import planned_firings, sources, triggers
+from timebell.features.triggers.store.planned_firings import build_payload
+from timebell.features.triggers.store.sources import no_such_trigger
+from timebell.ids import new_id
+from timebell.model import condition as conditions
+from timebell.model import page
+from timebell.model.operation import Operation
+from timebell.model.page import Page
+from timebell.model.payload import decode, encode
+from timebell.model.policy import Retry, parse_seconds
+from timebell.model.schedule import Action
+from timebell.model.target import has_password, referenced_secret
+from timebell.recurrence import zone
+from timebell.store.cluster import operations
+from timebell.store.dialects.base import Store
+from timebell.store.jobs.query_sources import no_such_source
+
+R = TypeVar("R")
+SOURCE_KINDS = ("webhook", "sql", "monday")
+ITEM_BATCH_SIZE = 500
+MAX_GRACE_SECONDS = 30 * 86_400.0
+TRIGGER_OPTIONS = (
+    *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
+    *("offsets", "timezone", "recipients", "condition", "unless", "grace"),
+)
+
+
+class Triggers:
+    """Trigger operations.
+
+    `ensure_open` opens the store if needed, `jobs` validates the job that a trigger creates.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, ensure_open: Callable[[], Any], jobs: Jobs,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._clock = clock
+        self._ensure_open = ensure_open
+        self._jobs = jobs
+
+    async def put_source(
+        self, name: str, kind: str = "webhook", options: Mapping[str, Any] | None = None, *, replace: bool = True,
+        tenant_id: str = "default", created_by: str | None = None, connection: Any = None,
+    ) -> Source:  # fmt: skip
+        """Create a source, or change the options of an existing one, unless `replace=False`.
+
+        Raises InvalidInput (INVALID_NAME, UNKNOWN_SOURCE_KIND, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS,
+        SOURCE_KIND_FIXED).
+        """
+        if kind not in SOURCE_KINDS:
+            raise InvalidInput(
+                f"There is no source kind {kind!r:.60}.",
+                code="UNKNOWN_SOURCE_KIND",
+                fix=f"Use one of {', '.join(SOURCE_KINDS)}.",
+            )
+        _check_options(kind, options or {})
+        now = self._clock.now()
+        new_source = Source(
+            id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), kind=kind,
+            options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
+        )  # fmt: skip
+        source = await self._run(connection, sources.upsert_source, new_source, now, replace=replace)
+        return source
+
+    async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
+        """Return a source. Raises NotFound (SOURCE_NOT_FOUND)."""
+        source = await self._run(connection, sources.find_source, tenant_id, name)
+        if source is None:
+            raise no_such_source(name)
+        return source
+
+    async def list_sources(
+        self, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+    ) -> Page[Source]:  # fmt: skip
+        """Return a page of sources in name order. Raises InvalidInput."""
+        page.validate_paging(limit, None)
+        return await self._run(None, sources.list_sources, tenant_id, limit, cursor)
+
+    async def delete_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
+        """Delete a source and its items. Raises NotFound, and Conflict (SOURCE_IN_USE) while it has triggers."""
+        source = await self._run(connection, sources.delete_source, tenant_id, name)
+        if source is None:
+            raise no_such_source(name)
+        return source
+
+    async def put_items(
+        self, source: str, changes: Iterable[Mapping[str, Any]], *, tenant_id: str = "default", connection: Any = None
+    ) -> ChangeSummary:  # fmt: skip
+        """Update items of a source: `{"key": "42", "version": 7, "fields": {...}}`, or
+        `{"key": "42", "version": 8, "deleted": True}` for a deleted one.
+
+        Their jobs are reconciled in the same transaction, 500 items per transaction. A change that is not newer than
+        the stored version is counted as `stale`; a change without a version is always newer. Raises InvalidInput
+        (INVALID_ITEM, INVALID_VERSION), NotFound (SOURCE_NOT_FOUND).
+        """
+        parsed = [_parse_change(change) for change in changes]
+        source_row = await self.get_source(source, tenant_id=tenant_id, connection=connection)
+        total = ChangeSummary()
+        for start in range(0, len(parsed), ITEM_BATCH_SIZE):
+            batch = parsed[start : start + ITEM_BATCH_SIZE]
+            total.add(await self._run(connection, planned_firings.apply_changes, source_row, batch, self._clock.now()))
+        return total
+
+    async def list_items(
+        self, source: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+    ) -> Page[Item]:  # fmt: skip
+        """Return a page of a source's last known items in key order. Raises InvalidInput, NotFound."""
+        page.validate_paging(limit, None)
+        source_row = await self.get_source(source, tenant_id=tenant_id)
+        return await self._run(None, sources.list_items, source_row.id, limit, cursor)
+
+    async def put(
+        self, /, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
+        created_by: str | None = None, connection: Any = None, **options: Any,
+    ) -> tuple[Trigger, Operation | None]:  # fmt: skip
+        """Create a trigger, or change an existing one, unless `replace=False`.
+
+        The trigger creates a job of `topic` at each of `offsets` (default `["0"]`) from the instant in `column` of each
+        item. Returns the trigger, and the operation that plans the jobs of the existing items; the operation is None
+        if the trigger is unchanged.
+
+        Options of the rule: offsets, timezone (of values without a UTC offset), recipients (a column; one job per
+        recipient), condition (comparisons of fields that must hold at that time), unless (a query to a source of kind
+        sql that prevents firing if it returns a row; :item, :recipient, :offset and the item's fields are parameters),
+        grace (seconds, default 300: instants learned of later than this do not fire). Options of the job: payload,
+        metadata, owner_id, target, queue, priority, group, retry, timeout, expires_after.
+
+        Raises InvalidInput (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
+        Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
+        """
+        if unknown := [option for option in options if option not in TRIGGER_OPTIONS]:
+            raise unknown_options("triggers.put", unknown, TRIGGER_OPTIONS)
+        now = self._clock.now()
+        draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now)
+        await self._ensure_open()
+
+        return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
+
+    def _draft(
+        self, name: str, source: str, column: str, topic: str, options: Mapping[str, Any], tenant_id: str,
+        created_by: str | None, now: datetime,
+    ) -> Trigger:  # fmt: skip
+        timezone, recipients = options.get("timezone"), options.get("recipients")
+        if timezone is not None:
+            zone(timezone)
+        grace = parse_seconds(options.get("grace", DEFAULT_GRACE_SECONDS), "grace")
+        rule = TriggerRule(
+            column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])),
+            timezone=timezone,
+            recipients=None if recipients is None else check_text(recipients, "recipients"),
+            condition=conditions.parse_comparisons(options.get("condition")), grace=min(grace, MAX_GRACE_SECONDS),
+            unless=conditions.parse_query(options.get("unless")),
+        )  # fmt: skip
+        encode(sources.rule_to_json(rule), "condition")
+        retry, timeout, expires = (options.get(name) for name in ("retry", "timeout", "expires_after"))
+        action = Action(
+            topic=topic, payload=options.get("payload"), metadata=dict(options.get("metadata") or {}),
+            owner_id=options.get("owner_id"), target=options.get("target"), queue=options.get("queue", "default"),
+            priority=options.get("priority", 0), group=options.get("group"), retry=Retry.parse(retry),
+            timeout=None if timeout is None else parse_seconds(timeout, "timeout", minimum=0.001),
+            expires_after=None if expires is None else parse_seconds(expires, "expires_after"),
+        )  # fmt: skip
+        drafted = Trigger(
+            id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), source_id="",
+            source=check_name(source), rule=rule, action=action, created_at=now, created_by=created_by, updated_at=now,
+        )  # fmt: skip
+        # Validate the action as a job of the trigger.
+        sample = JobSpec(
+            topic=topic, timezone="UTC", payload=build_payload(drafted, "item", FiringKey("0", "someone"), now),
+            owner_id=action.owner_id, metadata=action.metadata or None, retry=action.retry, timeout=action.timeout,
+            queue=action.queue, priority=action.priority, group=action.group, target=action.target,
+            run_at=now + timedelta(seconds=1),
+        )  # fmt: skip
+        checked = self._jobs.draft(sample, drafted.id, now)
+        target = {"name": checked.target_name} if checked.target_name is not None else decode(checked.target)
+        normalized = dataclasses.replace(action, target=target, metadata=decode(checked.metadata) or {})
+        return dataclasses.replace(drafted, action=normalized)
+
+    async def get(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Trigger:
+        """Return a trigger. Raises NotFound (TRIGGER_NOT_FOUND)."""
+        return await self._run_on_trigger(connection, name, sources.find_trigger, tenant_id, name)
+
+    async def list(
+        self, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+    ) -> Page[Trigger]:  # fmt: skip
+        """Return a page of triggers in name order. Raises InvalidInput."""
+        page.validate_paging(limit, None)
+        return await self._run(None, sources.list_triggers, tenant_id, limit, cursor)
+
+    async def pause(
+        self, name: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
+    ) -> Trigger:  # fmt: skip
+        """Pause a trigger until `resume`: jobs that become due meanwhile are `skipped (paused)`. Raises NotFound."""
+        return await self._run_on_trigger(
+            connection, name, triggers.set_enabled, tenant_id, name, reason, self._clock.now(), enabled=False
+        )
+
+    async def resume(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Trigger:
+        """Resume a trigger. Raises NotFound."""
+        return await self._run_on_trigger(
+            connection, name, triggers.set_enabled, tenant_id, name, None, self._clock.now(), enabled=True
+        )
+
+    async def scan(
+        self, name: str, *, tenant_id: str = "default", created_by: str | None = None, connection: Any = None
+    ) -> Operation:  # fmt: skip
+        """Start an operation that reconciles every item and plans missing jobs. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
+        operation = await self._run(connection, triggers.start_scan, trigger, self._clock.now(), created_by)
+        return operation
+
+    async def get_operation(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
+        """Return a scan or another operation with its progress. Raises NotFound (OPERATION_NOT_FOUND)."""
+        id_ = parse_uuid(operation_id)
+        operation = None if id_ is None else await self._run(None, operations.find_operation, tenant_id, id_)
+        if operation is None:
+            raise NotFound(f"There is no operation {operation_id!s:.60}.", code="OPERATION_NOT_FOUND")
+        return operation
+
+    async def delete(
+        self, name: str, *, tenant_id: str = "default", created_by: str | None = None, connection: Any = None
+    ) -> Operation:  # fmt: skip
+        """Delete a trigger: none of its jobs is delivered from now on, and the returned operation cancels them.
+
+        Raises NotFound.
+        """
+        now = self._clock.now()
+        _, operation = await self._run_on_trigger(
+            connection, name, triggers.delete_trigger, tenant_id, name, now, created_by
+        )
+        return operation
+
+    async def _run_on_trigger(
+        self, connection: Any, name: str, operation: Callable[..., R | None], *args: Any, **kwargs: Any
+    ) -> R:
+        result = await self._run(connection, operation, *args, **kwargs)
+        if result is None:
+            raise no_such_trigger(name)
+        return result
+
+    async def _run(self, connection: Any, operation: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        await self._ensure_open()
+        if connection is None:
+            return await self._store.run(operation, *args, **kwargs)
+        return await self._store.join(connection, operation, *args, **kwargs)
+
+
+def _check_options(kind: str, options: Any) -> None:
+    """Check the options of a source. Raises InvalidInput (INVALID_SOURCE_OPTIONS)."""
+    if not isinstance(options, Mapping) or (kind == "webhook" and options):
+        raise InvalidInput(
+            f"The options are not valid for a source of kind {kind}.", code="INVALID_SOURCE_OPTIONS",
+            fix="A webhook source has no options; the others require a mapping.",
+        )  # fmt: skip
+    encode(dict(options), "options")
+    if kind != "webhook":
+        # The adapter is only constructed for validation, so references are replaced by valid placeholders.
+        placeholders = {"url": "postgresql://host/name", "token": "token", "signingSecret": "secret"}
+        references = {name for name, value in options.items() if referenced_secret(value) is not None}
+        references |= {
+            name for name, value in options.items() if name == "token" and connection_name(value) is not None
+        }
+        create_adapter(
+            kind,
+            {name: placeholders.get(name, value) if name in references else value for name, value in options.items()},
+        )
+        if "url" not in references and has_password(str(options.get("url", ""))):
+            raise InvalidInput(
+                "The url contains a password, which everyone who can read the source would see.",
+                code="INVALID_SOURCE_OPTIONS", fix='Store the url as a secret and use {"secret": "its name"}.',
+            )  # fmt: skip
+
+
+def _parse_change(item: Any) -> ItemChange:
+    """Parse an item change. Raises InvalidInput (INVALID_ITEM, INVALID_KEY, INVALID_VERSION, PAYLOAD_...)."""
+    if not isinstance(item, Mapping) or not item.keys() <= {"key", "version", "fields", "deleted"}:
+        raise _invalid_item(item)
+    key, version, fields, gone = (item.get(name) for name in ("key", "version", "fields", "deleted"))
+    key = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
+    if gone not in (None, True, False) or bool(gone) == isinstance(fields, Mapping) or (gone and fields is not None):
+        raise _invalid_item(item)
+    new_fields = None if gone else dict(fields)  # type: ignore[arg-type]
+    encode(new_fields, "fields")
+    return ItemChange(check_text(key, "key"), None if version is None else parse_version(version), new_fields)
+
+
+def _invalid_item(item: Any) -> InvalidInput:
+    return InvalidInput(
+        f"{item!r:.80} is not a valid item change.", code="INVALID_ITEM",
+        fix='Use {"key": ..., "version": ..., "fields": {...}}, or {"key": ..., "version": ..., "deleted": true}.',
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Parts of triggers that run on a node."""

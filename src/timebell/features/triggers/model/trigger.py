@@ -1,0 +1,404 @@
+"""Triggers: fire at the instant in a column of an external source, plus an offset. Pure.
+
+An *item* is a row of a *source*, with the *fields* that the source reports. A trigger reads one field as an instant,
+and desires a job at each offset from it, for each recipient. `reconcile` compares the desired firings with the
+recorded *firings* and returns which jobs to create and to cancel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from timebell.errors import InvalidInput, InvalidInstant
+from timebell.model.condition import Comparison
+from timebell.model.payload import sanitize_text
+from timebell.model.schedule import Action
+from timebell.recurrence import resolve_local, zone
+
+DEFAULT_GRACE_SECONDS = 300.0
+"""An instant that becomes known late still fires if it is at most this many seconds past."""
+MAX_KEY_LENGTH = 200
+SOURCE_UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
+SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
+MAX_RECIPIENTS = 1000  # of one item
+MAX_OFFSETS = 20  # of one trigger
+MAX_YEAR = 2199
+OFFSET_PATTERN = re.compile(r"([+-]?)(\d{1,6})([smhdw]?)", re.ASCII)
+OFFSET_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """An offset from a column's instant, such as `0`, `-15m` or `+1d`.
+
+    Days and weeks are calendar units in the trigger's zone (same time of day); the others are elapsed time.
+    """
+
+    count: int
+    unit: str = "s"
+
+    @classmethod
+    def parse(cls, text: Any) -> Offset:
+        """Parse an offset such as `-15m`. Raises InvalidInput (INVALID_OFFSET)."""
+        match = OFFSET_PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None or (not match[3] and int(match[2])):
+            raise InvalidInput(
+                f"offset is {text!r:.40}.",
+                code="INVALID_OFFSET",
+                fix="Use 0, or a number with a unit (s, m, h, d or w): -15m, +2h, +1d.",
+            )
+        count = int(match[2]) * (-1 if match[1] == "-" else 1)
+        return cls(count, match[3] if count else "s")
+
+    def __str__(self) -> str:
+        return f"{self.count:+}{self.unit}" if self.count else "0"
+
+    def apply(self, at: datetime, timezone: str) -> datetime | None:
+        """Return the instant at this offset from `at`; None outside the years 1970 to MAX_YEAR."""
+        span = timedelta(**{OFFSET_UNITS[self.unit]: self.count})
+        try:
+            if self.unit not in ("d", "w") or not self.count:
+                moved = at + span
+            else:
+                moved, _ = resolve_local(zone(timezone).local(at).replace(tzinfo=None) + span, zone(timezone))
+        except (OverflowError, InvalidInstant):
+            return None
+        return moved if 1970 <= moved.year <= MAX_YEAR else None
+
+
+class FiringKey(NamedTuple):
+    """Identifies one firing of a trigger for an item: an offset and a recipient (empty: no recipient)."""
+
+    offset: str
+    recipient: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerRule:
+    """The firing rule of a trigger.
+
+    `column` names the field with the instant; a value without a UTC offset is local time in `timezone`. `recipients`
+    names the field with the recipients, a string or a list of strings. `grace` is in seconds. `unless` is a query to
+    the source; the trigger does not fire if it returns a row.
+    """
+
+    column: str
+    offsets: tuple[Offset, ...] = (Offset(0),)
+    timezone: str | None = None
+    recipients: str | None = None
+    condition: tuple[Comparison, ...] = ()
+    unless: str | None = None
+    grace: float = DEFAULT_GRACE_SECONDS
+
+    def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
+        """Return the firings desired for an item with these fields (None: the item was deleted)."""
+        value = None if fields is None else fields.get(self.column)
+        if fields is None or value is None or value == "":
+            return DesiredFirings({}, ColumnStatus.EMPTY)
+        at = parse_column_instant(value, self.timezone)
+        recipients = [""] if self.recipients is None else parse_recipients(fields.get(self.recipients))
+        if at is None or recipients is None:
+            return DesiredFirings({}, ColumnStatus.UNREADABLE)
+        instants: dict[FiringKey, datetime] = {}
+        for offset in self.offsets:
+            due = offset.apply(at, self.timezone or "UTC")
+            if due is not None:
+                instants |= {FiringKey(str(offset), recipient): due for recipient in recipients}
+        return DesiredFirings(instants, ColumnStatus.READABLE)
+
+
+class ColumnStatus(StrEnum):
+    """The result of reading an item's columns."""
+
+    READABLE = "read"
+    EMPTY = "none"
+    UNREADABLE = "unreadable"
+
+
+class DesiredFirings(NamedTuple):
+    """The instants at which a trigger should fire for an item."""
+
+    instants: dict[FiringKey, datetime]
+    column_status: ColumnStatus
+
+
+def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
+    """Parse a column's ISO 8601 text as an aware UTC instant; a date alone is the start of that day in the zone.
+
+    Returns None for an unreadable value, and for local time without a `timezone`.
+    """
+    if not isinstance(value, str) or len(value) > 64:
+        return None
+    try:
+        instant = datetime.fromisoformat(value.strip())
+        if instant.tzinfo is None:
+            instant = resolve_local(instant, zone(timezone))[0] if timezone is not None else None  # type: ignore[assignment]
+        else:
+            instant = instant.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return instant if instant is not None and 1970 <= instant.year <= MAX_YEAR else None
+
+
+def parse_recipients(value: Any) -> list[str] | None:
+    """Return the distinct recipients in a field; an empty list for an empty field, None for an invalid value."""
+    if value is None or value == "":
+        return []
+    values = value if isinstance(value, list) else [value]
+    recipients = [str(one) for one in values if isinstance(one, str | int) and not isinstance(one, bool)]
+    if (
+        len(recipients) != len(values)
+        or len(recipients) > MAX_RECIPIENTS
+        or not all(0 < len(recipient) <= MAX_KEY_LENGTH for recipient in recipients)
+    ):
+        return None
+    return list(dict.fromkeys(recipients))
+
+
+def parse_version(value: Any) -> int:
+    """Return a version as an integer; an RFC 3339 instant becomes microseconds since 1970.
+
+    Raises InvalidInput (INVALID_VERSION).
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    if isinstance(value, str):
+        if len(value) < 20 and value.isascii() and value.isdigit() and int(value) < 2**63:
+            return int(value)
+        instant = parse_column_instant(value, None)
+        if instant is not None:
+            return epoch_micros(instant)
+    raise InvalidInput(
+        f"version is {value!r:.60}.", code="INVALID_VERSION",
+        fix="Use an integer that increases with each change, or the instant of the change: 2027-03-14T07:00:00.25Z.",
+    )  # fmt: skip
+
+
+def key_problem(key: str) -> str | None:
+    """Return why an item key cannot be stored; None if it can."""
+    if len(key) > MAX_KEY_LENGTH:
+        return f"{key!r:.60}: the key has {len(key):,} characters; the limit is {MAX_KEY_LENGTH}."
+    return None if sanitize_text(key, MAX_KEY_LENGTH) == key else f"{key!r:.60}: the key has invalid characters."
+
+
+def epoch_micros(at: datetime) -> int:
+    """Return an aware instant as microseconds since 1970."""
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def firing_job_key(trigger_id: str, item: str, firing_key: FiringKey) -> str:
+    """Return the key of the one live job of a firing; distinct firings have distinct keys, whatever their names are."""
+    parts = ["trigger", trigger_id, _escape_part(item), firing_key.offset]
+    key = "__".join([*parts, _escape_part(firing_key.recipient)] if firing_key.recipient else parts)
+    if len(key) <= MAX_KEY_LENGTH:
+        return key
+    return f"trigger__{trigger_id}__{sha256(key.encode()).hexdigest()}"
+
+
+def _escape_part(name: str) -> str:
+    """Escape underscores at the ends of a part and next to another one, so that `__` only separates parts."""
+    quoted = name.replace("%", "%25")
+    return re.sub(r"^_|_$|_(?=_)|(?<=_)_", "%5F", quoted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """The record of one planned firing.
+
+    `job_id` was created for the instant `at` (None: no job) by `revision` of the trigger. `fired_at` is the latest
+    instant for which a job has started.
+    """
+
+    at: datetime | None
+    job_id: str | None = None
+    revision: int = 1
+    fired_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FiringChanges:
+    """The changes that turn the recorded firings into the desired ones. A move is a cancel and a create."""
+
+    create: dict[FiringKey, datetime] = field(default_factory=dict)
+    cancel: list[FiringKey] = field(default_factory=list)
+    too_late: list[FiringKey] = field(default_factory=list)
+    """Desired, but past by more than the grace."""
+
+    def __bool__(self) -> bool:
+        return bool(self.create or self.cancel)
+
+
+def reconcile(
+    desired: Mapping[FiringKey, datetime],
+    firings: Mapping[FiringKey, Firing],
+    revision: int,
+    now: datetime,
+    grace: float,
+) -> FiringChanges:
+    """Compare the desired with the recorded firings.
+
+    An instant that is planned or has fired is not created again, however often it is reported. A past instant is
+    created within `grace` seconds. A firing that is not desired, or desired at another instant, is cancelled. A new
+    `revision` of the trigger replaces the jobs of future firings.
+    """
+    changes = FiringChanges()
+    oldest = now - timedelta(seconds=grace)
+    for key, at in desired.items():
+        planned = firings.get(key)
+        if planned is not None and planned.at == at and (planned.revision == revision or at <= now):
+            continue
+        fired = planned is not None and planned.fired_at == at
+        late = at < oldest
+        if planned is not None and planned.at is not None:
+            changes.cancel.append(key)
+        if late and not fired:
+            changes.too_late.append(key)
+        if not late and not fired:
+            changes.create[key] = at
+    changes.cancel.extend(key for key, firing in firings.items() if firing.at is not None and key not in desired)
+    return changes
+
+
+def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
+    """Parse one offset or a list of 1 to MAX_OFFSETS, without duplicates. Raises InvalidInput (INVALID_OFFSET)."""
+    values: Iterable[Any] = [offsets] if isinstance(offsets, str | Offset) else offsets
+    if not isinstance(values, list | tuple) or not 0 < len(values) <= MAX_OFFSETS:
+        raise InvalidInput(
+            f"offsets is {offsets!r:.60}.", code="INVALID_OFFSET", fix=f'Give 1 to {MAX_OFFSETS}, e.g. ["-15m", "0"].'
+        )
+    return tuple(dict.fromkeys(one if isinstance(one, Offset) else Offset.parse(one) for one in values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """An external source of items.
+
+    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. An orphaned source
+    has lost access to its items (`orphaned_reason`); it recovers if access returns.
+    """
+
+    id: str
+    tenant_id: str
+    name: str
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    cursor: str | None = None
+    synced_at: datetime | None = None
+    error: str | None = None
+    error_code: str | None = None
+    orphaned_at: datetime | None = None
+    orphaned_reason: str | None = None
+    created_at: datetime
+    created_by: str | None = None
+    updated_at: datetime
+
+    @property
+    def state(self) -> str:
+        """`ready`, `failing`, `reauthorize` (new tokens are required) or `orphaned`."""
+        if self.orphaned_at is not None:
+            return "orphaned"
+        if self.error is None:
+            return "ready"
+        return "reauthorize" if self.error_code == SOURCE_UNAUTHORIZED else "failing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """A stored trigger.
+
+    `source` is the name of its source, `source_label` the source's label in job payloads. `orphaned_reason` is set
+    while the source is orphaned, `unauthorized_reason` while its tokens are rejected.
+    """
+
+    id: str
+    tenant_id: str
+    name: str
+    source_id: str
+    source: str
+    source_label: str = ""
+    orphaned_reason: str | None = None
+    unauthorized_reason: str | None = None
+    rule: TriggerRule
+    action: Action
+    enabled: bool = True
+    pause_reason: str | None = None
+    revision: int = 1
+    created_at: datetime
+    created_by: str | None = None
+    updated_at: datetime
+
+    @property
+    def state(self) -> str:
+        """`ready`, `paused`, `orphaned` or `reauthorize` (due firings wait for new tokens)."""
+        if not self.enabled:
+            return "paused"
+        if self.orphaned_reason is not None:
+            return "orphaned"
+        return "ready" if self.unauthorized_reason is None else "reauthorize"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChange:
+    """The fields of an item as reported by a source (None: the item was deleted), with their version.
+
+    A change without a version counts as newer than the stored item.
+    """
+
+    key: str
+    version: int | None
+    fields: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookNotice:
+    """A webhook's report that an item was changed or deleted.
+
+    `at` is the instant of the change, if reported; `column` and `value` the changed field, if reported.
+    """
+
+    key: str
+    at: datetime | None = None
+    deleted: bool = False
+    column: str | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """The latest known version of an item; `fields` None: it was deleted."""
+
+    key: str
+    version: int
+    fields: dict[str, Any] | None
+    updated_at: datetime
+
+
+@dataclass(slots=True)
+class ChangeSummary:
+    """The result of applying item changes.
+
+    Items are counted as `changed`, `unchanged` (equal to the stored item) or `stale` (older than the stored item),
+    and as `unreadable` if a trigger could not read an instant. Jobs are counted as `created`, `cancelled` (a move
+    counts as both) or `late` (past by more than the grace, so not created). `rejected` has the reasons of rows that
+    cannot be stored; the stored items of these keys are unchanged.
+    """
+
+    changed: int = 0
+    unchanged: int = 0
+    stale: int = 0
+    created: int = 0
+    cancelled: int = 0
+    late: int = 0
+    unreadable: int = 0
+    rejected: list[str] = field(default_factory=list)
+
+    def add(self, other: ChangeSummary) -> None:
+        """Add the counts and rejections of another summary."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

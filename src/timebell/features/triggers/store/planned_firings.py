@@ -1,0 +1,338 @@
+"""Reconcile the jobs of triggers with the items of a source: apply item changes, then create, move and cancel jobs.
+
+Reconciling an item holds its row lock, so its firings change in one transaction at a time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import case, delete, or_, select, update
+
+from timebell.errors import InvalidPayload
+from timebell.features.triggers.model.trigger import (
+    SOURCE_ROWS_REJECTED,
+    ChangeSummary,
+    ColumnStatus,
+    Firing,
+    FiringKey,
+    ItemChange,
+    Source,
+    Trigger,
+    epoch_micros,
+    firing_job_key,
+    key_problem,
+    reconcile,
+)
+from timebell.features.triggers.store.sources import (
+    awaits_first_scan,
+    count_items,
+    find_triggers,
+    list_triggers_of_source,
+)
+from timebell.features.triggers.store.tables import firings, items
+from timebell.ids import new_id
+from timebell.model.job import CancelOutcome, Completion, JobState, Kind, NewJob
+from timebell.model.operation import Operation, StepResult
+from timebell.model.payload import MAX_PAYLOAD_BYTES, decode, encode
+from timebell.model.routes import route_for
+from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
+from timebell.store.jobs.complete import complete_jobs
+from timebell.store.schema import jobs, sources
+from timebell.store.transaction import Transaction
+
+PROGRESS_POLL_SECONDS = 0.5
+"""Interval at which a scan checks the progress of the source's first full scan."""
+PAYLOAD_HEADROOM_BYTES = 4096
+"""Added to the payload limit: a trigger's payload is validated with a short key and recipient, real ones are longer."""
+
+ItemFields = Mapping[str, Any] | None
+PlannedFiringKey = tuple[str, str, FiringKey]
+"""Trigger id, item key, firing key."""
+
+
+def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange], now: datetime) -> ChangeSummary:
+    """Apply item changes reported by a source and reconcile the affected jobs, all in one transaction.
+
+    Changes that are not newer than the stored version are ignored. If the fields of a change cannot be stored, the
+    item keeps its previous fields.
+    """
+    tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update(read=True))
+    summary = ChangeSummary()
+    newest: dict[str, ItemChange] = {}
+    for change in changes:
+        if (problem := key_problem(change.key)) is not None:
+            if change.fields is not None:
+                summary.rejected.append(problem)
+            continue
+        known = newest.get(change.key)
+        if known is not None:
+            summary.stale += 1
+        if known is None or change.version is None or (known.version is not None and change.version > known.version):
+            newest[change.key] = change
+    keys = sorted(newest)
+    ensure_items(tx, source, keys, now)
+    changed_fields: dict[str, ItemFields] = {}
+    rows = []
+    for key, (version, old_fields) in lock_items(tx, source.id, keys).items():
+        change = newest[key]
+        new_version = max(epoch_micros(now), version + 1) if change.version is None else change.version
+        if new_version <= version:
+            summary.stale += 1
+            continue
+        new_fields = change.fields
+        try:
+            fields = None if new_fields is None else encode(new_fields, "fields")
+        except InvalidPayload as error:
+            summary.rejected.append(f"{key!r:.60}: {error.message:.200}")
+            new_fields, fields = old_fields, None if old_fields is None else encode(old_fields, "fields")
+        rows.append({
+            "source_id": source.id, "key": key, "tenant_id": source.tenant_id, "version": new_version,
+            "fields": fields, "updated_at": now,
+        })  # fmt: skip
+        if decode(fields) == old_fields and version >= 0:
+            summary.unchanged += 1
+        else:
+            summary.changed += 1
+            changed_fields[key] = new_fields
+    if rows:
+        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "updated_at")), rows)
+    if changed_fields:
+        reconcile_items(tx, list_triggers_of_source(tx, source), changed_fields, now, summary)
+    return summary
+
+
+def ensure_items(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
+    """Insert missing item rows, with version -1 and without fields."""
+    if keys:
+        common = {"source_id": source.id, "tenant_id": source.tenant_id, "version": -1, "updated_at": now}
+        tx.execute(tx.dialect.insert_ignoring_duplicates(items), [{**common, "key": key} for key in keys])
+
+
+def apply_poll_result(
+    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str | None, now: datetime
+) -> ChangeSummary:  # fmt: skip
+    """Apply the changes found by a poll of a source, and store the cursor of the next poll."""
+    if cursor is not None:
+        # Lock the source exclusively before its items: upgrading the lock later could deadlock with a transaction that
+        # shares it and waits for one of the items.
+        tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
+    summary = apply_changes(tx, source, changes, now)
+    if cursor is not None:
+        has_rejected_rows = sources.c.error_code == SOURCE_ROWS_REJECTED  # stays until the next full scan
+        error_columns = {
+            name: case((has_rejected_rows, sources.c[name]), else_=None) for name in ("error", "error_code")
+        }
+        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, **error_columns))
+    return summary
+
+
+def mark_unseen_gone(tx: Transaction, source: Source, scan_started: int, limit: int, now: datetime) -> int:
+    """Mark up to `limit` items as gone that a full scan, started at `scan_started`, did not find; return how many."""
+    unseen = (items.c.source_id == source.id) & (items.c.version < scan_started) & items.c.fields.is_not(None)
+    keys = tx.execute(select(items.c.key).where(unseen).order_by(items.c.key).limit(limit)).scalars().all()
+    if keys:
+        apply_changes(tx, source, [ItemChange(key, scan_started, None) for key in keys], now)
+    return len(keys)
+
+
+def lock_items(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
+    """Lock items until the transaction ends; return version and fields by key."""
+    # Locked in key order, so that concurrent transactions cannot deadlock.
+    query = select(items).where(items.c.source_id == source_id, items.c.key.in_(keys)).order_by(items.c.key)
+    return {row.key: (row.version, decode(row.fields)) for row in tx.execute(query.with_for_update())}
+
+
+def reconcile_items(
+    tx: Transaction,
+    triggers: Sequence[Trigger],
+    fields_by_key: Mapping[str, ItemFields],
+    now: datetime,
+    observed: ChangeSummary,
+) -> None:
+    """Create, move and cancel jobs until they match the desired firings of these triggers for these locked items.
+
+    Counts are added to `observed`.
+    """
+    firings_by_item = _firings_by_item(tx, [trigger.id for trigger in triggers], list(fields_by_key))
+    new: dict[PlannedFiringKey, NewJob] = {}
+    cancel: dict[PlannedFiringKey, Firing] = {}
+    for trigger in triggers:
+        for item, fields in fields_by_key.items():
+            current = firings_by_item[trigger.id, item]
+            wanted, value = trigger.rule.desired_firings(fields)
+            observed.unreadable += value is ColumnStatus.UNREADABLE
+            steps = reconcile(wanted, current, trigger.revision, now, trigger.rule.grace)
+            observed.late += len(steps.too_late)
+            cancel |= {(trigger.id, item, firing_key): current[firing_key] for firing_key in steps.cancel}
+            for firing_key, at in steps.create.items():
+                new[trigger.id, item, firing_key] = _new_job(trigger, item, firing_key, at, now)
+    _apply_plan(tx, {trigger.id: trigger for trigger in triggers}, new, cancel, firings_by_item, now, observed)
+
+
+def _apply_plan(
+    tx: Transaction, triggers: Mapping[str, Trigger], new: Mapping[PlannedFiringKey, NewJob],
+    cancel: Mapping[PlannedFiringKey, Firing],
+    previous: Mapping[tuple[str, str], Mapping[FiringKey, Firing]], now: datetime, observed: ChangeSummary,
+) -> None:  # fmt: skip
+    if not new and not cancel:
+        return
+    replaced = {firing.job_id: new.get(key) for key, firing in cancel.items() if firing.job_id is not None}
+    prevented = withdraw_jobs(tx, replaced, now)
+    for id_ in prevented:
+        if (job := replaced[id_]) is not None:
+            job.replaces = id_
+    observed.cancelled += len(prevented)
+    inserted = insert_jobs(tx, list(new.values())) if new else set()
+    observed.created += len(inserted)
+    rows = []
+    for key in {**cancel, **new}:
+        trigger_id, item, firing_key = key
+        old_firing, job = previous[trigger_id, item].get(firing_key), new.get(key)
+        planned = job if job is not None and job.id in inserted else None
+        fired_at = None if old_firing is None else old_firing.fired_at
+        if old_firing is not None and old_firing.at is not None and old_firing.job_id not in prevented:
+            fired_at = old_firing.at
+        rows.append({
+            "trigger_id": trigger_id, "item": item, "step": firing_key.offset, "recipient": firing_key.recipient,
+            "tenant_id": triggers[trigger_id].tenant_id, "revision": triggers[trigger_id].revision,
+            "at": None if planned is None else planned.scheduled_at, "job_id": None if planned is None else planned.id,
+            "fired_at": fired_at,
+        })  # fmt: skip
+    tx.execute(tx.dialect.upsert(firings, replace=("at", "job_id", "revision", "fired_at")), rows)
+
+
+def withdraw_jobs(tx: Transaction, successors: Mapping[str, NewJob | None], now: datetime) -> set[str]:
+    """Cancel pending jobs, each replaced by its successor, if any; return the ids of the cancelled jobs.
+
+    A running job is not cancelled: its pre-delivery check decides. Its key is cleared, so that a successor can use it.
+    """
+    if not successors:
+        return set()
+    query = select(jobs.c.id, jobs.c.state, jobs.c.attempt, jobs.c.errors).where(jobs.c.id.in_(sorted(successors)))
+    rows = tx.execute(query.order_by(jobs.c.id).with_for_update()).all()
+    completions = []
+    for row in rows:
+        if row.state == JobState.PENDING:
+            job = successors[row.id]
+            completions.append(Completion(
+                row.id, row.attempt, JobState.CANCELLED, now, expected_state=JobState.PENDING, uses_attempt=False,
+                errors=row.errors, reason="withdrawn" if job is None else "rescheduled",
+                cancel=CancelOutcome.PREVENTED, replaced_by=None if job is None else job.id,
+            ))  # fmt: skip
+    prevented = {str(row["id"]) for row in complete_jobs(tx, completions)} if completions else set()
+    if started := [row.id for row in rows if row.id not in prevented]:
+        tx.execute(update(jobs).where(jobs.c.id.in_(started)).values(key=None))
+    return prevented
+
+
+def _firings_by_item(
+    tx: Transaction, trigger_ids: Sequence[str], keys: Sequence[str]
+) -> dict[tuple[str, str], dict[FiringKey, Firing]]:  # fmt: skip
+    by_item: dict[tuple[str, str], dict[FiringKey, Firing]] = defaultdict(dict)
+    if not trigger_ids:
+        return by_item
+    matches = firings.c.trigger_id.in_(sorted(trigger_ids)) & firings.c.item.in_(keys)
+    for row in tx.execute(select(firings).where(matches)):
+        by_item[row.trigger_id, row.item][FiringKey(row.step, row.recipient)] = Firing(
+            at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at
+        )
+    return by_item
+
+
+def _new_job(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime) -> NewJob:
+    action = trigger.action
+    return NewJob(
+        id=new_id(now), tenant_id=trigger.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
+        timezone=trigger.rule.timezone or "UTC", created_at=now, kind=Kind.TRIGGER,
+        payload=encode(build_payload(trigger, item, firing_key, at), limit=MAX_PAYLOAD_BYTES + PAYLOAD_HEADROOM_BYTES),
+        metadata=encode(action.metadata, "metadata") if action.metadata else None,
+        owner_id=firing_key.recipient or action.owner_id, key=firing_job_key(trigger.id, item, firing_key),
+        target=encode(action.target, "target") if action.target else None, route=route_for(action.topic, action.target),
+        queue=action.queue, priority=action.priority, group=action.group,
+        retry=None if action.retry is None else encode(action.retry.to_json()), timeout=action.timeout,
+        expires_at=None if action.expires_after is None else at + timedelta(seconds=action.expires_after),
+    )  # fmt: skip
+
+
+def build_payload(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime) -> dict[str, Any]:
+    """Return the payload of a trigger's job; `action` is the payload configured in the trigger."""
+    payload = {
+        "triggerId": trigger.id, "itemId": item, "boardId": trigger.source_label, "tenantId": trigger.tenant_id,
+        "action": trigger.action.payload, "scheduledAt": at.isoformat().replace("+00:00", "Z"),
+        "offset": firing_key.offset,
+    }  # fmt: skip
+    return {**payload, "recipient": firing_key.recipient} if firing_key.recipient else payload
+
+
+def scan_batch(tx: Transaction, operation: Operation, limit: int, now: datetime) -> StepResult:
+    """Reconcile the next `limit` items of a trigger's source, as a step of a scan operation.
+
+    Counted as skipped: items with an unreadable date, and items whose firing is too late. For a deleted trigger,
+    cancel the next of its jobs.
+    """
+    trigger = find_triggers(tx, [operation.spec["trigger"]]).get(operation.spec["trigger"])
+    if trigger is None:
+        return _clear_deleted_trigger(tx, operation.spec["trigger"], limit, now)
+    if operation.spec.get("phase") == "read":
+        return _await_first_read(tx, operation, trigger.source_id)
+    query = select(items.c.key, items.c.fields).where(items.c.source_id == trigger.source_id)
+    if operation.cursor is not None:
+        query = query.where(items.c.key > operation.cursor)
+    rows = tx.execute(query.order_by(items.c.key).limit(limit).with_for_update()).all()
+    observed = ChangeSummary()
+    fields_by_key: dict[str, ItemFields] = {row.key: decode(row.fields) for row in rows}
+    reconcile_items(tx, [trigger], fields_by_key, now, observed)
+    skipped = observed.unreadable + observed.late
+    alive = sum(fields is not None for fields in fields_by_key.values())
+    return StepResult(max(0, alive - skipped), 0, skipped, rows[-1].key if len(rows) == limit else None)
+
+
+def _await_first_read(tx: Transaction, operation: Operation, source_id: str) -> StepResult:
+    """Wait for the first full scan of a source; progress is the number of items found so far.
+
+    Items found after the trigger was created are reconciled as they arrive; the following phase handles the earlier
+    ones.
+    """
+    alive = count_items(tx, source_id)
+    if awaits_first_scan(tx, source_id):
+        return StepResult(done=alive - operation.done, cursor="", wait_seconds=PROGRESS_POLL_SECONDS)
+    return StepResult(done=-operation.done, cursor="", spec=operation.spec | {"phase": "plan"}, total=alive)
+
+
+FIRING_RETENTION = timedelta(days=60)
+"""Retention of past firings and of items that are gone; must exceed every grace."""
+
+
+def prune_firings_and_items(tx: Transaction, now: datetime, limit: int) -> int:
+    """Delete up to `limit` past firings and up to `limit` gone items older than FIRING_RETENTION; return how many."""
+    before = now - FIRING_RETENTION
+    is_past = or_(firings.c.at < before, firings.c.at.is_(None)) & or_(
+        firings.c.fired_at < before, firings.c.fired_at.is_(None)
+    )
+    live = select(jobs.c.id).where(jobs.c.id == firings.c.job_id).exists()
+    deleted = 0
+    for row in tx.execute(select(firings).where(is_past, ~live).limit(limit)).all():
+        same_row = (
+            (firings.c.trigger_id == row.trigger_id) & (firings.c.item == row.item) & (firings.c.step == row.step)
+        )
+        deleted += tx.execute(delete(firings).where(same_row, firings.c.recipient == row.recipient)).rowcount
+    gone = items.c.fields.is_(None) & (items.c.updated_at < before)
+    for row in tx.execute(select(items.c.source_id, items.c.key).where(gone).limit(limit)).all():
+        same_row = (items.c.source_id == row.source_id) & (items.c.key == row.key)
+        deleted += tx.execute(delete(items).where(same_row, gone)).rowcount
+    return deleted
+
+
+def _clear_deleted_trigger(tx: Transaction, trigger_id: str, limit: int, now: datetime) -> StepResult:
+    """Delete the next firings of a deleted trigger, and cancel their jobs."""
+    of_trigger = firings.c.trigger_id == trigger_id
+    rows = tx.execute(select(firings).where(of_trigger).limit(limit).with_for_update()).all()
+    withdraw_jobs(tx, {row.job_id: None for row in rows if row.job_id is not None}, now)
+    for row in rows:
+        same_item = of_trigger & (firings.c.item == row.item) & (firings.c.step == row.step)
+        tx.execute(delete(firings).where(same_item, firings.c.recipient == row.recipient))
+    return StepResult(len(rows), 0, 0, "more" if len(rows) == limit else None)

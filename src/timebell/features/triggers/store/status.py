@@ -1,0 +1,35 @@
+"""Status of triggers for display."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import func, select
+
+from timebell.features.triggers.store.tables import firings
+from timebell.store.audit.overview import MAX_LISTED, AttentionItem
+from timebell.store.jobs.repository import COUNT_LIMIT
+from timebell.store.schema import sources
+from timebell.store.transaction import Transaction
+
+
+def count_planned_jobs(tx: Transaction, trigger_ids: Collection[str]) -> dict[str, int]:
+    """Return the number of planned jobs by trigger id, counted up to COUNT_LIMIT + 1."""
+    counts = {}
+    for id_ in trigger_ids:
+        planned = select(firings.c.item).where(firings.c.trigger_id == id_, firings.c.job_id.is_not(None))
+        counts[id_] = int(
+            tx.execute(select(func.count()).select_from(planned.limit(COUNT_LIMIT + 1).subquery())).scalar_one()
+        )
+    return counts
+
+
+def list_failing_sources(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
+    """Return trigger sources that cannot be read or to which access was lost."""
+    s = sources.c
+    is_failing = s.error.is_not(None) | s.orphaned_at.is_not(None)
+    query = select(s.id, s.name, s.error, s.orphaned_at, s.orphaned_reason).where(s.tenant_id == tenant_id, is_failing)
+    return [
+        AttentionItem(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.error)
+        for row in tx.execute(query.order_by(s.name).limit(MAX_LISTED)).all()
+    ]

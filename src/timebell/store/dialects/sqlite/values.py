@@ -1,0 +1,60 @@
+"""Conversions of values. Instants are microseconds since 1970."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Insert, Table, func
+from sqlalchemy.dialects.sqlite import insert
+
+from timebell.model.routes import Routes
+from timebell.store.dialects.batches import encode
+from timebell.store.dialects.operations import Executor
+from timebell.store.types import EPOCH, MICROSECOND, optional_from_micros
+
+
+class Values:
+    """Base of the operations."""
+
+    run_at_minute = "run_at / 60000000"
+
+    def to_db(self, instant: datetime | None) -> Any:
+        """Convert an instant to a parameter or JSON value."""
+        return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros` inlined: many calls per job
+
+    from_db = staticmethod(optional_from_micros)
+
+    @staticmethod
+    @functools.cache
+    def insert_ignoring_duplicates(table: Table) -> Insert:
+        """Return an INSERT that ignores rows whose key exists already."""
+        return insert(table).on_conflict_do_nothing()
+
+    @staticmethod
+    @functools.cache
+    def upsert(
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> Insert:  # fmt: skip
+        """Return an INSERT that updates the rows whose key exists already; see `Operations.upsert`."""
+        statement = insert(table)
+        new = statement.excluded
+        changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
+        return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)
+
+    def json_text(self, column: ColumnElement[str], names: Sequence[str]) -> ColumnElement[str]:
+        """Return an expression for the text at a path of names in a JSON text."""
+        return func.json_extract(column, "$" + "".join(f'."{name}"' for name in names))
+
+    def terminate_stalled_sessions(self, tx: Executor) -> list[int]:
+        """Return []: there are no sessions."""
+        return []
+
+
+@functools.lru_cache(maxsize=256)  # a node has two or three instances
+def route_params(routes: Routes) -> dict[str, Any]:
+    """Return the parameters of statements that select routes; lists are JSON."""
+    params = routes.sql_params()
+    return {**params, "exact": encode(params["exact"]), "prefixes": encode(params["prefixes"])}
