@@ -80,11 +80,17 @@ class Alarm:
             self._wake_pending = True
 
     def wake_threadsafe(self) -> None:
-        """Call `wake` from any thread. Does nothing if the event loop is closed."""
+        """Call `wake` from any thread: in the thread of the event loop immediately, from others soon.
+
+        Does nothing if the event loop is closed.
+        """
         if self._loop is None:
             self._wake_pending = True
         # Check again: a first wait that missed the flag has bound the loop by now.
         if (loop := self._loop) is not None:
+            if loop is asyncio._get_running_loop():
+                self.wake()
+                return
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self.wake)
 

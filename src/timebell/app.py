@@ -28,6 +28,7 @@ from timebell.engine.arrival_stream import ArrivalHub
 from timebell.engine.node import Node
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
+from timebell.engine.wakeups import Wakeups
 from timebell.errors import StoreError
 from timebell.facade import FacadeMixin
 from timebell.feature import Feature
@@ -43,6 +44,7 @@ from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.notifications import channel_for
 from timebell.store.open import is_compatible, open_store, schema_version, upgrade
+from timebell.store.subscribers import Subscribers
 from timebell.store.version import HEAD, schema_outdated
 from timebell.sync import Blocking
 from timebell.targets.base import Target
@@ -108,22 +110,13 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._store_provided = False
         self._simulation_loop: asyncio.AbstractEventLoop | None = None
 
-    def _new_store(self, clock: Clock) -> Store:
+    def _new_store(self, clock: Clock, subscribers: Subscribers | None = None) -> Store:
         now = clock.now if self._virtual_time else system_now
-        return open_store(self.settings.database_url, now, server_clock=not self._virtual_time)
+        return open_store(self.settings.database_url, now, server_clock=not self._virtual_time, subscribers=subscribers)
 
-    def _bind(
-        self,
-        store: Store,
-        clock: Clock,
-        heartbeat_alarm: Alarm | None = None,
-        worker_alarm: Alarm | None = None,
-        planner_alarm: Alarm | None = None,
-    ) -> None:
+    def _bind(self, store: Store, clock: Clock, heartbeat_alarm: Alarm | None = None) -> None:
         """Bind the app and its clients to a store and a clock."""
-        self.store, self.clock = store, clock
-        self._heartbeat_alarm = heartbeat_alarm or Alarm(clock)
-        self._worker_alarm, self._planner_alarm = worker_alarm or Alarm(clock), planner_alarm or Alarm(clock)
+        self.store, self.clock, self._heartbeat_alarm = store, clock, heartbeat_alarm
         self._open_task: asyncio.Task[None] | None = None
         self._clock_measured_at = 0.0
         self.service: Service | None = None
@@ -132,18 +125,13 @@ class Timebell(DecoratorMixin, FacadeMixin):
             self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone,
             self.features,
         )  # fmt: skip
-        self.jobs = Jobs(store, clock, self._worker_alarm, *shared, self.handlers.has_payload_type)
-        self.schedules = Schedules(store, clock, self._planner_alarm, self._worker_alarm, *shared)
+        self.jobs = Jobs(store, clock, *shared, self.handlers.has_payload_type)
+        self.schedules = Schedules(store, clock, *shared)
         self.secrets = Secrets(store, clock, self.open, self._keyring, self.features)
         self.targets = Targets(store, clock, self.open, self._keyring, self._find_target, self.features)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
         for feature in self.features:
             self.__dict__.update(feature.create_clients(self))
-
-    def _wake_operations(self) -> None:
-        """Wake the engine, if one runs here, for a new operation."""
-        if self.service is not None:
-            self.service.wake_operations()
 
     def _keyring(self) -> Keyring:
         return keyring(self.settings.secret_key)
@@ -247,9 +235,8 @@ class Timebell(DecoratorMixin, FacadeMixin):
         node = Node(
             id=new_id(now), store=TimedStore(self.store, self.clock, counters.database_durations), clock=self.clock,
             options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
-            planner_alarm=self._planner_alarm, named_targets=self.named_targets_by_kind,
-            secret_key=self.settings.secret_key, features=self.features,
-            worker_alarm=self._worker_alarm, heartbeat_alarm=self._heartbeat_alarm, counters=counters,
+            wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
+            secret_key=self.settings.secret_key, features=self.features, counters=counters,
             alert_channels=Channels(self.settings.alert_urls), arrivals=self._arrival_hub,
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from timebell import tracing
-from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.created import job_from_new, lazy_jobs
 from timebell.client.jobs import Jobs, JobSpec, build_spec
@@ -47,8 +46,6 @@ class FacadeMixin(ABC):
     schedules: Schedules
     audits: Audits
     service: Service | None
-    _planner_alarm: Alarm
-    _worker_alarm: Alarm
     _arrival_hub: ArrivalHub | None
 
     @abstractmethod
@@ -128,10 +125,7 @@ class FacadeMixin(ABC):
 
     async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> CancelResult:
         """Cancel a job: `prevented`, `in_flight` or `already_done`. Idempotent. Raises NotFound."""
-        cancelled = await self.jobs.cancel(job_id, tenant_id, connection)
-        if cancelled.job.schedule_id is not None:
-            self._planner_alarm.wake_threadsafe()  # its completion may have set the next run of a fixed delay
-        return cancelled
+        return await self.jobs.cancel(job_id, tenant_id, connection)
 
     async def cancel_all(
         self,
@@ -149,9 +143,7 @@ class FacadeMixin(ABC):
         (FILTER_MISSING) without any filter.
         """
         filters = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
-        result = await self.jobs.cancel_matching(filters, tenant_id)
-        self._planner_alarm.wake_threadsafe()
-        return result
+        return await self.jobs.cancel_matching(filters, tenant_id)
 
     async def reschedule(
         self,
@@ -252,7 +244,6 @@ class FacadeMixin(ABC):
         """Claim the jobs of a paused queue again. Raises InvalidInput."""
         await self.open()
         await self.store.run(queues.resume, check_queue_name(name))
-        self._worker_alarm.wake_threadsafe()
 
     async def pause_all(self, reason: str | None = None) -> None:
         """Stop all firing on all nodes until `resume_all`: nothing is planned or claimed; running jobs continue."""
@@ -267,8 +258,6 @@ class FacadeMixin(ABC):
         """
         await self.open()
         await self.store.run(queues.resume, queues.ALL_QUEUES)
-        self._planner_alarm.wake_threadsafe()
-        self._worker_alarm.wake_threadsafe()
 
     async def repair(self) -> RepairReport:
         """Scan for lost work and repair it immediately; a running engine does so periodically.

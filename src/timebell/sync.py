@@ -150,11 +150,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _clone_for_loop(app: Timebell) -> Timebell:
-    """Return a copy of the app with its own store for another event loop; it shares the alarms that wake the engine."""
+    """Return a copy of the app with its own store for another event loop; its commits wake the engine of `app`."""
     other = copy.copy(app)
     other.targets_by_kind, other.named_targets_by_kind = {"handler": app.handlers}, {}
     clock = app.clock if app._virtual_time else SystemClock()
-    other._bind(other._new_store(clock), clock, app._heartbeat_alarm, app._worker_alarm, app._planner_alarm)
+    other._bind(other._new_store(clock, app.store.subscribers), clock)
     return other
 
 

@@ -245,7 +245,7 @@ def _create_attempted_jobs(tx: Transaction, now: datetime) -> list[str]:
         )
         for id_, target in zip(new_ids(now, 3), (None, None, '{"kind":"http","options":{}}'), strict=True)
     ]  # fmt: skip
-    repository.create(tx, created, "error", now)
+    repository.create(tx, created, "error")
     for one in created:
         lane = claim.QueueLane(one.queue, 0, None, None, has_limits=False)
         assert len(claim.claim_batch(tx, lane, ALL_ROUTES, new_id(now), 1, now)) == 1

@@ -39,7 +39,7 @@ async def fail(web: Web, count: int = 1, code: str = "ValueError", tenant: str =
     ]  # fmt: skip
 
     def write(tx: Transaction) -> None:
-        repository.create(tx, created, "error", now)
+        repository.create(tx, created, "error")
         mine = {job.id for job in created}
         lane = claim.QueueLane("default", 0, None, None, has_limits=False)
         attempts = [one for one in claim.claim_batch(tx, lane, ALL_ROUTES, new_id(now), 10_000, now) if one.id in mine]

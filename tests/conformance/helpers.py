@@ -25,7 +25,6 @@ from timebell.store.schedules import queries, schedules
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
 NODE, OTHER_NODE = new_id(T0), new_id(T0)
-NOTIFY_BEFORE = T0  # no test listens for notifications
 TEST_TIMEOUT_SECONDS = 180.0  # after which a hanging test fails
 
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -63,7 +62,7 @@ def job(**fields: Any) -> NewJob:
 
 async def create(store: Store, *new: NewJob, on_conflict: str = "error", bulk: bool = False) -> dict[str, str]:
     """Insert jobs; return {id not inserted: id of the existing job}."""
-    return await store.run(repository.create, new, on_conflict, NOTIFY_BEFORE, bulk=bulk)
+    return await store.run(repository.create, new, on_conflict, bulk=bulk)
 
 
 async def one(store: Store, **fields: Any) -> str:
@@ -182,7 +181,6 @@ def minutes(first: int, last: int) -> Iterator[datetime]:
 __all__ = [
     "ALL_ROUTES",
     "NODE",
-    "NOTIFY_BEFORE",
     "OTHER_NODE",
     "T0",
     "CatchUp",

@@ -264,7 +264,7 @@ async def test_a_serial_job_behind_a_concurrent_job_is_released_on_its_completio
     assert await claim(store, after(minutes=2)) == []
     done = ending(attempt, at=after(minutes=3))  # its node has the attempt as it was claimed
     assert done.schedule_id is None
-    assert (await store.run(serial.complete_one, done)).released == 1
+    assert await store.run(serial.complete_one, done) == {attempt.id}
     (following,) = await claim(store, after(minutes=3))
     assert following.scheduled_at == after(minutes=2)
 
@@ -290,7 +290,7 @@ async def test_a_held_job_does_not_wait_for_later_concurrent_jobs(store: Store) 
     await fire(store, after(minutes=3))
     assert len(await claim(store, after(minutes=3))) == 1
     done = ending(attempt, at=after(minutes=3), schedule_id=attempt.schedule_id)
-    assert (await store.run(serial.complete_one, done)).released == 1
+    assert await store.run(serial.complete_one, done) == {attempt.id}
     assert [one.scheduled_at for one in await claim(store, after(minutes=3))] == [after(minutes=2)]
 
 

@@ -25,7 +25,6 @@ from timebell.store.schedules import queries, schedules
 
 from .helpers import (
     NODE,
-    NOTIFY_BEFORE,
     T0,
     Store,
     after,
@@ -190,7 +189,7 @@ async def _say(connection: Any, statement: str) -> None:
 
 
 async def _create(store: Store, connection: Any, *new: Any, on_conflict: str = "error") -> dict[str, str]:
-    return await store.join(connection, repository.create, new, on_conflict, NOTIFY_BEFORE)
+    return await store.join(connection, repository.create, new, on_conflict)
 
 
 async def _ids(store: Store) -> list[str]:
@@ -319,15 +318,16 @@ async def test_text_written_in_the_callers_transaction_is_read_back_exactly(stor
 @stored
 async def test_nodes_are_notified_with_the_commit_or_not_at_all(store: Store) -> None:
     heard = asyncio.Event()
-    assert await store.listen(lambda _: heard.set())
-    with pytest.raises(Rollback):
+    assert await store.listen()
+    with store.subscribers.subscribed(lambda _: heard.set()):
+        with pytest.raises(Rollback):
+            async with WAYS["AsyncConnection"](store.url) as connection:
+                await _create(store, connection, job())
+                raise Rollback
         async with WAYS["AsyncConnection"](store.url) as connection:
             await _create(store, connection, job())
-            raise Rollback
-    async with WAYS["AsyncConnection"](store.url) as connection:
-        await _create(store, connection, job())
-        assert not heard.is_set()
-    await asyncio.wait_for(heard.wait(), 60)
+            assert not heard.is_set()
+        await asyncio.wait_for(heard.wait(), 60)
     assert len(await claim(store, node=NODE)) == 1
 
 

@@ -260,7 +260,7 @@ async def _chain(store: Store, count: int, **fields: object) -> list[str]:
 
 async def _end_in_turn(store: Store, schedule_id: str | None, *endings: Completion) -> set[str]:
     assert schedule_id is not None
-    return (await store.run(serial.complete_serial, endings, [schedule_id])).ids
+    return await store.run(serial.complete_serial, endings, [schedule_id])
 
 
 @stored
@@ -327,7 +327,7 @@ async def test_two_schedules_do_not_wait_for_each_other(store: Store) -> None:
     await _chain(store, 2)
     a, b = await claim(store, after(hours=1))
     ended = await store.run(serial.complete_serial, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
-    assert ended.ids == {a.id, b.id}
+    assert ended == {a.id, b.id}
     assert len(await claim(store, after(hours=1), node=NODE)) == 2
 
 

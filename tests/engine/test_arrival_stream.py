@@ -136,6 +136,7 @@ def test_nothing_is_published_without_listeners(postgres_url: str, monkeypatch: 
     assert published == []
 
 
+@pytest.mark.heartbeats
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
 def test_redis_carries_arrivals_to_other_processes_on_both_stores(
     store: str, request: pytest.FixtureRequest, redis: Redis, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +198,7 @@ def test_retries_are_not_published(sqlite_url: str) -> None:
     run(main())
 
 
+@pytest.mark.heartbeats
 def test_a_lost_notification_channel_reconnects(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

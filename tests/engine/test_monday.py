@@ -214,7 +214,7 @@ def test_no_request_is_sent_before_the_retry_delay_has_passed(monday: Monday, tm
                 )
                 for _ in range(3):
                     before = service.last_step_at["sources"]
-                    service.wake_operations()
+                    service.leader.feature_services["sources"].alarm.wake()
                     await until(lambda before=before: service.last_step_at["sources"] > before)  # type: ignore[misc]
                 assert len(monday.asked) == 1
                 # An edit of the source ends the delay of ten minutes.

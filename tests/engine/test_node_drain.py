@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import pytest
+
 from timebell import Arrived, Timebell
 from timebell.store.cluster import nodes
 
 
+@pytest.mark.heartbeats
 def test_a_node_finishes_its_jobs_and_stops_after_a_drain_request(store_url: str) -> None:
     async def body() -> None:
         app = Timebell(store_url, timezone="UTC")

@@ -184,6 +184,7 @@ async def test_schedules_of_one_group_alternate(world: World) -> None:
     assert (await app.schedules.get(name="a")).action.group == "g"
 
 
+@pytest.mark.heartbeats
 @pytest.mark.parametrize(
     "at", ["claim_limited.6", "claim_limited.commit", "complete_serial.commit", "schedule_group_retries.2", ""]
 )

@@ -14,6 +14,8 @@ from timebell.model.repair_report import RepairReport
 
 from .world import Log, World, after, engine, jobs, virtual
 
+pytestmark = pytest.mark.heartbeats
+
 
 def damage(world: World, statement: str, *values: Any) -> None:
     """Execute a statement directly on the file."""

@@ -647,6 +647,7 @@ async def test_a_clock_step_ends_no_running_attempt(world: World, seconds: float
     assert (len(log.events), (await app.get(job.id)).result) == (1, "whole")
 
 
+@pytest.mark.heartbeats
 @virtual
 async def test_jobs_of_a_dead_node_are_repaired_without_a_restart(world: World) -> None:
     """A job left running by a dead node is reclaimed because its lease is not renewed."""

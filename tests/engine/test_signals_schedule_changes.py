@@ -44,10 +44,10 @@ def test_a_node_is_on_time_with_a_schedule_of_another_process(
             if not received.done():
                 received.set_result(event)
 
-        async with node.running(heartbeat=HEARTBEAT, lease=3 * HEARTBEAT) as service:
+        async with node.running(poll=1.0, heartbeat=HEARTBEAT, lease=3 * HEARTBEAT) as service:
             async with asyncio.timeout(HEARTBEAT / 2):
                 while (
-                    not service.heartbeat.node_record.heartbeat or not service.node.heartbeat_alarm._waiter
+                    not service.heartbeat.node_record.heartbeat or not service.node.wakeups.heartbeat._waiter
                 ):  # until its first heartbeat is complete
                     await asyncio.sleep(0.01)
             await act(client)

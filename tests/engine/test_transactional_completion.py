@@ -560,6 +560,7 @@ def test_serial_and_fixed_delay_schedules_keep_their_order(timebell: Kit, plain:
     assert gaps == ({600.0} if plain else {690.0})
 
 
+@pytest.mark.heartbeats
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("serial", [False, True])
 @pytest.mark.parametrize("point", ["1", "2", "3", "release", "delay", "commit", "done"])

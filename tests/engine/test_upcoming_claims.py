@@ -66,7 +66,7 @@ async def test_an_upcoming_job_does_not_start_in_a_paused_queue(world: World) ->
         await world.advance(seconds=10)
         assert starts == []
         await app.store.run(queues.resume, "default")
-        service.node.worker_alarm.wake()
+        service.node.wakeups.worker.wake()
         await world.advance(seconds=1)
     assert [at for at, _ in starts] == [after(seconds=10)]
 

@@ -71,6 +71,7 @@ async def test_a_job_created_while_the_engine_sleeps_until_a_later_one_is_on_tim
     assert log.fired == [10.5, 60]
 
 
+@pytest.mark.heartbeats
 @virtual
 async def test_a_job_created_by_another_process_is_found_within_a_second(world: World) -> None:
     app, log, other = world.app(), Log(), world.app()
@@ -812,6 +813,7 @@ async def test_any_exception_of_a_plain_function_is_a_failed_attempt(world: Worl
     assert (dead.state, len(dead.attempts)) == (JobState.FAILED, 2)
 
 
+@pytest.mark.heartbeats
 @virtual
 async def test_a_job_created_in_a_transaction_runs_if_and_only_if_it_commits(world: World) -> None:
     app, log = world.app(), Log()

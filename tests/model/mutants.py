@@ -106,7 +106,7 @@ MUTANTS = [
         "a handler's transaction has no fence",
         ((
             "engine.transactional_completion:TransactionalCompletion._completing",
-            "if completion.id not in results[-1][1].ids:", "if False:",
+            "if completion.id not in written:", "if False:",
         ),),
     ),
     Mutant(
@@ -277,8 +277,8 @@ MUTANTS = [
         ("store.jobs.queue_limits:claim_limited", 'if queue["paused"]:', "if False:"),
     )),
     Mutant("a node without notifications does not poll", (
-        ("engine.heartbeat:Heartbeat.step", "node.worker_alarm.wake()", "pass"),
-        ("engine.heartbeat:Heartbeat.step", "node.planner_alarm.wake()", "pass"),
+        ("engine.heartbeat:Heartbeat.step", "node.wakeups.worker.wake()", "pass"),
+        ("engine.heartbeat:Heartbeat.step", "node.wakeups.planner.wake()", "pass"),
     )),
     Mutant(
         "a moved occurrence also fires at its original time", (("model.decide:plan", "if overridden:", "if False:"),)

@@ -38,7 +38,7 @@ def test_failed_listen_returns_false_and_is_retried(monkeypatch: pytest.MonkeyPa
 
     async def body() -> list[bool]:
         store = PostgresStore("postgresql://localhost/timebell")
-        return [await store.listen(lambda _: None) for _ in range(2)]
+        return [await store.listen() for _ in range(2)]
 
     assert asyncio.run(body()) == [False, False]
     assert [one.open for one in connections] == [False, False]

@@ -17,7 +17,6 @@ from timebell.api.operations import OperationOut, new_operation, render_operatio
 from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, write_audit_record
 from timebell.api.schemas import json_response
 from timebell.client.job_lines import MAX_LINE_BYTES, Batch, Line, LineReader
-from timebell.client.jobs import WAKE_HORIZON
 from timebell.errors import StoreError
 from timebell.model.operation import Operation, OperationKind, OperationState
 from timebell.recurrence import zone
@@ -118,15 +117,12 @@ async def _write_batch(ctx: Context, operation: Operation, batch: Batch, lines: 
         operation.id,
         batch.jobs,
         [line[0] for line in batch.lines],
-        now + WAKE_HORIZON,
         batch.skipped,
         str(last),
         errors,
         now,
     )
     is_running: bool = await ctx.run(_insert_batch, ctx, sum(len(line[1]) for line in lines), arguments)
-    if is_running and any(job.run_at <= now + WAKE_HORIZON for job in batch.jobs):
-        ctx.app._worker_alarm.wake()
     return is_running
 
 

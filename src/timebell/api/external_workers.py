@@ -124,7 +124,6 @@ async def _find_attempt(ctx: Context, id_: str, token: str, outcome: JobState) -
     """
     (job, attempt, _), number = await _find_dispatched(ctx, id_, token)
     ctx.subject, ctx.before = job.id, render_job(job)
-    ctx.wakes_planner = ctx.wakes_worker = False
     if attempt is None:
         failed = bool(job.attempts) and job.attempts[-1]["attempt"] == number and job.attempts[-1]["error"] is not None
         if job.attempt != number or not (failed if outcome is JobState.FAILED else job.state is outcome):
@@ -135,15 +134,12 @@ async def _find_attempt(ctx: Context, id_: str, token: str, outcome: JobState) -
 async def _write_completion(ctx: Context, attempt: Attempt, completion: Completion) -> Job:
     """Apply the completion and return the updated job."""
     service = ctx.app.service
-    applied: external_reports.ReportResult = await ctx.run(
+    job: Job = await ctx.run(
         external_reports.apply_report, ctx.tenant_id, finalize_completion(attempt, completion, ctx.caller.actor)
     )
-    # As in the completer: if tenants or queues have limits, capacity may be available now.
-    ctx.wakes_worker = applied.frees_capacity or (service is not None and bool(service.node.limited_tenants))
-    ctx.wakes_planner = applied.schedule_advanced
     if service is not None:
         service.node.counters.record_completion(attempt.topic, completion)
-    return applied.job
+    return job
 
 
 def _attempt_over(job: Job, number: int) -> Conflict:

@@ -14,7 +14,6 @@ from timebell.api.route import ApiRoute, Context, change_route, not_found, read_
 from timebell.api.schemas import Cursor, Id, Json, Limit, Name, RequestBody, ResponseBody, json_response, page_response
 from timebell.client.created import job_from_new
 from timebell.client.job_fields import parse_job
-from timebell.client.jobs import WAKE_HORIZON
 from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
@@ -106,13 +105,10 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
     spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
     require_query_permission(ctx, spec.unless)
     (created,) = await ctx.app.jobs.create([spec], on_conflict=on_conflict, connection=ctx.connection)
-    # A replaced job may have released jobs that waited for it.
-    ctx.wakes_planner = ctx.wakes_worker = on_conflict == "replace"
     if isinstance(created, str):  # the id of the existing job
         ctx.subject = created
         return job_response(await ctx.app.jobs.get(created, spec.tenant_id, ctx.connection))
     ctx.subject = created.id
-    ctx.wakes_worker = ctx.wakes_worker or created.run_at <= ctx.now + WAKE_HORIZON
     return job_response(job_from_new(created), 201)
 
 

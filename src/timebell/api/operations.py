@@ -120,7 +120,7 @@ async def start_operation(ctx: Context, kind: OperationKind, spec: dict[str, Any
     fields = {name: value for name, value in spec.items() if value is not None}
     operation = new_operation(ctx, kind, fields, total, ctx.now)
     await ctx.run(rows.create, operation)
-    ctx.subject, ctx.started_operation = operation.id, True
+    ctx.subject = operation.id
     return json_response(render_operation(operation), 202, {"Location": f"/api/v1/operations/{operation.id}"})
 
 

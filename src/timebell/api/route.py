@@ -81,9 +81,7 @@ class RequestContext:
     connection: the transaction of a change; None for reads.
     subject: id or name of the changed object, for the audit record; `before` is its previous state.
     replay_body: body to store for repeated requests, if it must differ from the first response (secrets).
-    started_operation: the request created an operation, so wake the operation runner.
     dry_run: the request changed nothing, so it is neither audited nor counted.
-    wakes_planner, wakes_worker: wake the planner or worker of this node after the commit.
     """
 
     app: Timebell
@@ -96,10 +94,7 @@ class RequestContext:
     subject: str | None = None
     before: Any = None
     replay_body: Any = None
-    started_operation: bool = False
     dry_run: bool = False
-    wakes_planner: bool = True
-    wakes_worker: bool = True
 
     @property
     def tenant_id(self) -> str:
@@ -220,19 +215,11 @@ async def _execute_change(
         try:
             slot = ctx.authenticator.capacity.changes.hold(ctx.tenant_id, _disconnected(request))
             async with slot, store.begin() as ctx.connection:
-                response = await _run_idempotently(request, ctx, action, inner)
-            break
+                return await _run_idempotently(request, ctx, action, inner)
         except Exception as error:
             if is_last_try or not store.is_transient(error):
                 raise
-    if REPLAYED_HEADER not in response.headers:
-        if ctx.wakes_planner:
-            ctx.app._planner_alarm.wake()
-        if ctx.wakes_worker:
-            ctx.app._worker_alarm.wake()
-        if ctx.started_operation and ctx.app.service is not None:
-            ctx.app.service.wake_operations()
-    return response
+    raise AssertionError
 
 
 async def _run_idempotently(
@@ -247,7 +234,6 @@ async def _run_idempotently(
         if previous is not None:
             return _replay_response(previous, digests)
     ctx.subject = ctx.before = ctx.replay_body = None
-    ctx.wakes_planner = ctx.wakes_worker = True
     response: Response = await inner(request)
     replay_body = bytes(response.body) if ctx.replay_body is None else orjson.dumps(ctx.replay_body)
     stored = None

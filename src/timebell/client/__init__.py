@@ -1,1 +1,1 @@
-"""Client functions of an app: validate arguments, call the store and wake the engine."""
+"""Client functions of an app: validate arguments and call the store."""

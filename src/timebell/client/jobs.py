@@ -9,7 +9,6 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from timebell import tracing
-from timebell.alarm import Alarm
 from timebell.client import datetimes
 from timebell.client.validation import (
     PayloadEncoder,
@@ -38,9 +37,6 @@ from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
-
-# Other nodes are notified of jobs due sooner than this; they discover later ones in their next heartbeat.
-WAKE_HORIZON = timedelta(seconds=10)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +97,6 @@ class Jobs:
         self,
         store: Store,
         clock: Clock,
-        worker_alarm: Alarm,
         ensure_open: Callable[[], Any],
         check_target: Callable[[Any], dict[str, Any] | None],
         payload_encoder: PayloadEncoder,
@@ -111,7 +106,6 @@ class Jobs:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._worker_alarm = worker_alarm
         self._ensure_open = ensure_open
         self._check_target = check_target
         self._payload_encoder = payload_encoder
@@ -144,7 +138,7 @@ class Jobs:
     ) -> Sequence[NewJob | str] | UniformJobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         if connection is None and (uniform := self._draft_uniform(specs, ids, now)) is not None:
-            await self._insert(call, uniform, on_conflict, now + WAKE_HORIZON)
+            await call(repository.create, uniform, on_conflict)
             return uniform
         new: list[NewJob] = []
         repeated: dict[str, str] = {}
@@ -160,25 +154,14 @@ class Jobs:
                 if (existing_id := await self._find_repeated_request(spec, on_conflict, call)) is None:
                     raise
                 repeated[id_] = existing_id
-        existing = await self._insert(
-            call, new, on_conflict, now + WAKE_HORIZON, bulk=connection is None and len(new) > 1
-        )
+        existing: dict[str, str] = {}
+        if new:
+            existing = await call(repository.create, new, on_conflict, bulk=connection is None and len(new) > 1)
         if not existing and not repeated:
             return [*new]
         created: dict[str, NewJob | str] = {job.id: existing.get(job.id, job) for job in new}
         created |= repeated
         return [created[id_] for id_ in ids]
-
-    async def _insert(
-        self, call: Any, new: list[NewJob] | UniformJobs, on_conflict: str, soon: datetime, *, bulk: bool = False
-    ) -> dict[str, str]:
-        """Insert drafts with `repository.create`, and wake this process's worker if one is due before `soon`."""
-        if not len(new):
-            return {}
-        existing: dict[str, str] = await call(repository.create, new, on_conflict, soon, bulk=bulk)
-        if repository.earliest_run_at(new) <= soon:
-            self._worker_alarm.wake_threadsafe()
-        return existing
 
     async def _find_repeated_request(self, spec: JobSpec, on_conflict: str, call: Any) -> str | None:
         """Return the id of the job already created with the spec's request id, if there is one. Raises Conflict."""
@@ -262,11 +245,7 @@ class Jobs:
     async def insert_drafts(self, new: Sequence[NewJob]) -> int:
         """Insert drafts that each have a client request id; return how many existed already."""
         await self._ensure_open()
-        soon = self._clock.now() + WAKE_HORIZON
-        existing = await self._store.run(repository.create, new, "keep", soon) if new else {}
-        if any(job.run_at <= soon for job in new):
-            self._worker_alarm.wake_threadsafe()
-        return len(existing)
+        return len(await self._store.run(repository.create, new, "keep")) if new else 0
 
     async def cancel(
         self, job_id: str, tenant_id: str | None = None, connection: Any = None
@@ -319,7 +298,6 @@ class Jobs:
         )
         if new is None:
             raise job_not_found(job_id)
-        self._worker_alarm.wake_threadsafe()
         return new
 
     async def retry(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
@@ -338,7 +316,6 @@ class Jobs:
                 f"Job {job_id} is {job.state}: only failed jobs can be retried.", code="JOB_NOT_FAILED",
                 existing=job_id, fix="Create a new job.",
             )  # fmt: skip
-        self._worker_alarm.wake_threadsafe()
         return job
 
     async def retry_with_payload(
@@ -370,7 +347,6 @@ class Jobs:
         )
         if new is None:
             raise job_not_found(job_id)
-        self._worker_alarm.wake_threadsafe()
         return new
 
     async def redeliver(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
@@ -390,7 +366,6 @@ class Jobs:
                 f"Job {job_id} is {job.state}{suffix}: it cannot be redelivered.", code="JOB_NOT_SENT",
                 existing=job_id, fix="Redeliver jobs that completed or failed at a webhook, command or queue.",
             )  # fmt: skip
-        self._worker_alarm.wake_threadsafe()
         return job
 
     async def erase(self, owner_id: str, tenant_id: str) -> erasure.ErasureResult:

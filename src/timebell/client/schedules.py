@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from timebell import tracing
-from timebell.alarm import Alarm
 from timebell.client.schedule_options import (
     SCHEDULE_OPTIONS,
     apply_calendar,
@@ -64,8 +63,6 @@ class Schedules:
         self,
         store: Store,
         clock: Clock,
-        planner_alarm: Alarm,
-        worker_alarm: Alarm,
         ensure_open: Callable[[], Any],
         check_target: Callable[[Any, OnUnhandled | None], dict[str, Any] | None],
         payload_encoder: PayloadEncoder,
@@ -74,8 +71,6 @@ class Schedules:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._planner_alarm = planner_alarm
-        self._worker_alarm = worker_alarm
         self._ensure_open = ensure_open
         self._check_target = check_target
         self._payload_encoder = payload_encoder
@@ -137,7 +132,6 @@ class Schedules:
             self._clock.now(),
         )
         saved: calendars.SavedCalendar = await self._run(connection, *call)
-        self._planner_alarm.wake_threadsafe()
         return saved
 
     def draft(
@@ -242,7 +236,6 @@ class Schedules:
                 replace=replace,
                 revision=revision,
             )
-        self._planner_alarm.wake_threadsafe()
         return written
 
     async def get(self, id_: str | None = None, *, name: str | None = None, tenant_id: str = "default") -> Schedule:
@@ -314,7 +307,6 @@ class Schedules:
         if id_ is not None and schedule_id is None:
             raise _schedule_not_found(id_)
         count = await self._store.run(actions.release_backlog, tenant_id, schedule_id, discard, self._clock.now())
-        self._worker_alarm.wake_threadsafe()
         return count
 
     async def skip(self, id_: str, at: datetime, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
@@ -423,8 +415,6 @@ class Schedules:
             result = await (self._store.run(*call) if connection is None else self._store.join(connection, *call))
         if result is None:
             raise _schedule_not_found(id_)
-        self._planner_alarm.wake_threadsafe()
-        self._worker_alarm.wake_threadsafe()
         return result
 
     async def list(

@@ -110,7 +110,7 @@ class Completer:
         self.node.untrack_completed(written)
         self.node.counters.ended += len(written)
         if self.node.limited_tenants:
-            self.node.worker_alarm.wake()  # a tenant may have capacity for another job
+            self.node.wakeups.worker.wake()  # a tenant may have capacity for another job
         if locked:
             self._defer(locked)
         elif not self._deferred:
@@ -175,7 +175,6 @@ class Completer:
                 for completion in unwritten
                 if completion.id not in locked
             ]
-            self.node.worker_alarm.wake()  # so that it learns when the retries are due
         watched, plain, serialized = _group_by_path(final)
         written: set[str] = set()
         if plain:
@@ -185,15 +184,12 @@ class Completer:
             all_written = len(rows) == len(plain)  # the usual case
             written |= {completion.id for completion in plain} if all_written else {str(row["id"]) for row in rows}
             if any(row["serial"] for row in rows):
-                self._wake_services(await store.run(serial.release_successors, rows, plain))
+                await store.run(serial.release_successors, rows, plain)
         if serialized:
             schedules = [completion.schedule_id for completion in serialized if completion.schedule_id]
-            written |= self._wake_services(
-                await store.run(serial.complete_serial, serialized, schedules, skip_locked=skip_locked)
-            )
+            written |= await store.run(serial.complete_serial, serialized, schedules, skip_locked=skip_locked)
         if watched:
-            written |= self._wake_services(await store.run(complete_with_notices, watched, skip_locked=skip_locked))
-            self.node.worker_alarm.wake()
+            written |= await store.run(complete_with_notices, watched, skip_locked=skip_locked)
         if len(written) < len(final):
             unwritten = [completion for completion in final if completion.id not in written]
             locked |= (await self._find_locked(unwritten)).keys()
@@ -213,14 +209,6 @@ class Completer:
         if stale:
             self.node.counters.fenced += len(stale)
             log.warning("%d stale completions were ignored: %s", len(stale), ", ".join(stale[:5]))
-
-    def _wake_services(self, result: serial.CompletionResult) -> set[str]:
-        """Wake the worker and planner as needed; return the ids of the written completions."""
-        if result.released:
-            self.node.worker_alarm.wake()
-        if result.schedule_advanced:
-            self.node.planner_alarm.wake()
-        return result.ids
 
 
 def _group_by_state(batch: list[Completion]) -> tuple[list[Completion], list[Completion], list[Completion]]:

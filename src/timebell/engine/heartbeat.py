@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from math import inf
 
 from timebell.engine.completer import Completer
-from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
 from timebell.engine.running_attempt import AttemptEvent
 from timebell.model import decide
@@ -21,9 +20,7 @@ from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, complete, unhandled_topics
-from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.tenancy import monthly_quota, tenant_limits
-from timebell.store.transaction import SCHEDULES
 
 log = logging.getLogger("timebell.heartbeat")
 
@@ -36,10 +33,9 @@ STOP_TIMEOUT_SECONDS = 10.0  # time for an attempt to stop under overlap `cancel
 class Heartbeat:
     """The heartbeat service; each `step` is one heartbeat."""
 
-    def __init__(self, node: Node, completer: Completer, leader: Leader, node_record: nodes.Node) -> None:
+    def __init__(self, node: Node, completer: Completer, node_record: nodes.Node) -> None:
         self.node = node
         self.completer = completer
-        self.leader = leader
         self.node_record = node_record
         self._last_heartbeats: dict[tuple[str, int], tuple[int, float]] = {}
         self._stop_requested_at: dict[tuple[str, int], float] = {}
@@ -88,16 +84,16 @@ class Heartbeat:
             log.info("drain of this node was requested")
             node.stopping = True
             node.drain_requested.set()
-        node.receives_notifications = await node.store.listen(self._on_notification)
+        node.receives_notifications = await node.store.listen()
         repairs = await self._watch_leases()
         # Not in one line with the await: += would then read the report first and lose concurrent additions.
         node.repair_report += repairs
         node.limited_tenants = await node.store.run(tenant_limits.list_limited_tenants)
         node.metered_tenants = await node.store.run(monthly_quota.list_metered_tenants)
         # The leader is a separate service, so that its waits cannot delay the renewal and supervision of leases.
-        self.leader.alarm.wake()
-        node.worker_alarm.wake()
-        node.planner_alarm.wake()
+        node.wakeups.leader.wake()
+        node.wakeups.worker.wake()  # see Node.next_poll_at
+        node.wakeups.planner.wake()
         # At least 1 ms: a shorter pause rounds to 0 us, and virtual time would never reach the expiry.
         pause = min(node.options.heartbeat, max(0.001, self._next_lease_expiry - node.clock.monotonic()))
         if self._rows_locked:
@@ -107,16 +103,6 @@ class Heartbeat:
                 pause, max(0.0, min(self._stop_requested_at.values()) + STOP_TIMEOUT_SECONDS - node.clock.monotonic())
             )
         return node.clock.now() + timedelta(seconds=pause)
-
-    def _on_notification(self, channel: str) -> None:
-        """Handle a notification of another process: a job or schedule may be due earlier, or arrivals are requested."""
-        if channel == ARRIVALS_REQUEST:
-            if self.node.arrivals is not None:
-                self.node.arrivals.mark_requested()
-            return
-        self.node.worker_alarm.wake()
-        if channel == SCHEDULES:
-            self.node.planner_alarm.wake()
 
     def _next_node_record(self) -> nodes.Node:
         record, node = self.node_record, self.node
@@ -181,8 +167,6 @@ class Heartbeat:
         """Check all leases and release unhandled jobs that this node handles; return the report."""
         report = await self._watch_leases()
         released = await self.node.store.run(unhandled_topics.release_handled, self.node_record.routes)
-        if released:
-            self.node.worker_alarm.wake()
         return report + RepairReport({"unhandled": released})
 
     async def _watch_leases(self) -> RepairReport:

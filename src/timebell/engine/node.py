@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from timebell.alarm import Alarm
 from timebell.clock import Clock
 from timebell.engine.arrival_stream import ArrivalHub
 from timebell.engine.running_attempt import RunningAttempt
+from timebell.engine.wakeups import Wakeups
 from timebell.feature import Feature
 from timebell.model.job import Attempt, Completion
 from timebell.model.policy import Retry
@@ -57,9 +58,7 @@ class Node:
     options: NodeOptions
     handlers: Handlers
     targets: Mapping[str, Target]
-    planner_alarm: Alarm
-    worker_alarm: Alarm
-    heartbeat_alarm: Alarm
+    wakeups: Wakeups
     named_targets: Mapping[str, Target] = field(default_factory=dict)
     """Targets for jobs that refer to a target by name, by kind."""
     features: Sequence[Feature] = ()
@@ -80,6 +79,15 @@ class Node:
     drain_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an operator asked this node to drain."""
     receives_notifications: bool = False
+    """Whether other nodes notify this one, as of the last heartbeat."""
+
+    def next_poll_at(self, now: datetime) -> datetime | None:
+        """Return when planner and worker look for work although nothing wakes them.
+
+        Without notifications, work of other processes is found only in this way. With them (None), each heartbeat wakes
+        both loops, because a notification may be lost and what is due later than NOTIFY_HORIZON is not notified.
+        """
+        return None if self.receives_notifications else now + timedelta(seconds=self.options.poll)
 
     def untrack(self, job_id: str, number: int) -> None:
         """Remove an attempt, unless a later attempt of the same job has started here meanwhile."""

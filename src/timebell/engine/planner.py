@@ -47,18 +47,11 @@ class Planner:
         node.counters.fired += fired.jobs
         node.counters.skipped += fired.skips
         node.counters.record_skipped(fired.skips_by_reason)
-        if fired.jobs > len(fired.started_attempts):
-            node.worker_alarm.wake()
-        if fired.cancels_requested:
-            node.heartbeat_alarm.wake()
         next_fire_at = fired.next_fire_at
         if fired.schedules or next_fire_at is None or next_fire_at > now:
             self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
-            if node.receives_notifications:
-                return next_fire_at
-            # Without notifications, schedules created by other processes are found by polling.
-            poll_at = now + timedelta(seconds=node.options.poll)
-            return poll_at if next_fire_at is None else min(next_fire_at, poll_at)
+            poll_at = node.next_poll_at(now)
+            return min((at for at in (next_fire_at, poll_at) if at is not None), default=None)
         self._conflict_pause = min(self._conflict_pause * 2, MAX_CONFLICT_PAUSE_SECONDS)
         return now + timedelta(seconds=self._conflict_pause)
 

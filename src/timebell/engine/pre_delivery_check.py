@@ -112,7 +112,6 @@ class PreDeliveryCheck:
             for id_, (_, future) in batch.items():
                 if not future.done():
                     future.set_result(decisions.get(id_, error))
-            self.node.worker_alarm.wake()  # rescheduled jobs may be due soon
 
     def _completion_for(self, attempt: Attempt, decision: Decision | TimebellError) -> Completion | None:
         now, verdicts = self.node.clock.now(), self.node.counters.delivery_check_verdicts

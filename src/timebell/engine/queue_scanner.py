@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from timebell.alarm import Alarm
 from timebell.engine.node import Node
 from timebell.model.routes import Routes
 from timebell.store.jobs import claim
@@ -25,7 +24,6 @@ class QueueScanner:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
         self._scan_starts: dict[Routes, claim.ScanPositions] = {}
         self._full_scan_is_slow = False
         self._pending_routes: set[Routes] = set()
@@ -45,7 +43,7 @@ class QueueScanner:
             return result.lanes
         if routes not in self._pending_routes:
             self._pending_routes.add(routes)
-            self.alarm.wake()
+            self.node.wakeups.scanner.wake()
         scanned_from = dict(positions)
         result = await self.node.store.run_autocommit(claim.scan_lanes, routes, now, scanned_from)
         for lane, position in result.positions.items():
@@ -74,7 +72,7 @@ class QueueScanner:
                 }
                 if earlier:
                     positions |= earlier
-                    node.worker_alarm.wake()
+                    node.wakeups.worker.wake()
         except BaseException:
             self._pending_routes |= requested
             raise

@@ -23,6 +23,7 @@ from timebell.errors import StoreError
 from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim
+from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.schedules import schedules
 
 log = logging.getLogger("timebell.engine")
@@ -42,7 +43,7 @@ class Service:
         self.leader = Leader(node)
         now = node.clock.now()
         node_record = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
-        self.heartbeat = Heartbeat(node, self.completer, self.leader, node_record)
+        self.heartbeat = Heartbeat(node, self.completer, node_record)
         self.failing_services: dict[str, StoreError] = {}
         self.started_at = node.clock.monotonic()
         self._alarms: dict[str, Alarm] = {}
@@ -57,42 +58,40 @@ class Service:
         node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
         await self.heartbeat.start()
-        tasks = [
-            asyncio.create_task(self._supervise(name, step, alarm), name=f"timebell-{name}")
-            for name, step, alarm in (
-                ("heartbeat", self.heartbeat.step, node.heartbeat_alarm),
-                ("planner", self.planner.step, node.planner_alarm),
-                ("worker", self.worker.step, node.worker_alarm),
-                ("scanner", self.worker.scanner.step, self.worker.scanner.alarm),
-                ("operations", self.leader.operations.step, self.leader.operations.alarm),
-                ("reconciler", self.leader.broker_reconciler.step, self.leader.broker_reconciler.alarm),
-                *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
-                ("leader", self.leader.step, self.leader.alarm),
-            )
-        ]
-        completer_task = asyncio.create_task(self._run_completer(), name="timebell-completer")
-        try:
-            yield
-        finally:
-            await self._drain()
-            for task in (*tasks, completer_task):
-                task.cancel()
-            await asyncio.gather(*tasks, completer_task, return_exceptions=True)
-            for feature_service in self.leader.feature_services.values():
-                await feature_service.close()
-            await self.worker.runner.pre_delivery_check.close()
-            await self._deregister()
-            node.handlers.threads.shutdown(wait=False, cancel_futures=True)
-            for alarm in (
-                node.heartbeat_alarm, node.planner_alarm, node.worker_alarm, self.worker.scanner.alarm,
-                self.leader.operations.alarm, self.leader.broker_reconciler.alarm, self.leader.alarm,
-            ):  # fmt: skip
-                alarm.close()
+        with node.store.subscribers.subscribed(self._on_commit):
+            tasks = [
+                asyncio.create_task(self._supervise(name, step, alarm), name=f"timebell-{name}")
+                for name, step, alarm in (
+                    ("heartbeat", self.heartbeat.step, node.wakeups.heartbeat),
+                    ("planner", self.planner.step, node.wakeups.planner),
+                    ("worker", self.worker.step, node.wakeups.worker),
+                    ("scanner", self.worker.scanner.step, node.wakeups.scanner),
+                    ("operations", self.leader.operations.step, node.wakeups.operations),
+                    ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
+                    *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
+                    ("leader", self.leader.step, node.wakeups.leader),
+                )
+            ]
+            completer_task = asyncio.create_task(self._run_completer(), name="timebell-completer")
+            try:
+                yield
+            finally:
+                await self._drain()
+                for task in (*tasks, completer_task):
+                    task.cancel()
+                await asyncio.gather(*tasks, completer_task, return_exceptions=True)
+                for feature_service in self.leader.feature_services.values():
+                    await feature_service.close()
+                await self.worker.runner.pre_delivery_check.close()
+                await self._deregister()
+                node.handlers.threads.shutdown(wait=False, cancel_futures=True)
+                node.wakeups.close()
 
-    def wake_operations(self) -> None:
-        """Wake the services that run operations, and those of features, because one of their objects may be new."""
-        self.leader.operations.alarm.wake()
-        self.leader.wake_feature_services()
+    def _on_commit(self, subjects: frozenset[str]) -> None:
+        """Wake the loops of this node after a commit of this process or of another one."""
+        self.node.wakeups.on_commit(subjects)
+        if ARRIVALS_REQUEST in subjects and self.node.arrivals is not None:
+            self.node.arrivals.mark_requested()
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is due, nothing runs and every completion is written."""
@@ -173,7 +172,7 @@ class Service:
         """Stop planning and claiming, let attempts finish, requeue the others, write all completions."""
         node = self.node
         node.stopping = True
-        node.worker_alarm.wake()
+        node.wakeups.worker.wake()
         started_at = node.clock.monotonic()
         # Do not interrupt a claim or an insert: its jobs would run nowhere until their leases expire. The wait for the
         # planner is bounded, because it may wait for row locks.

@@ -28,7 +28,7 @@ from timebell.model.job import Attempt, Completion
 from timebell.store.dialects.base import Finish
 from timebell.store.jobs import serial
 from timebell.store.jobs.outcome_notices import complete_with_notices
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import NO_SUBJECTS, Transaction
 
 
 class TransactionalCompletion:
@@ -42,6 +42,7 @@ class TransactionalCompletion:
         self.completed: Completion | None = None
         """The committed completion."""
         self._make_completion = make_completion
+        self._subjects = NO_SUBJECTS
 
     def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
         """Return the context manager behind `event.transaction()`; `result` is called when the block ends."""
@@ -76,6 +77,8 @@ class TransactionalCompletion:
         with self._completing(result) as finish, atomic:
             yield
             _run_without_waiting(self.node.store.join(connection, finish))
+        # The store could not observe the commit.
+        self.node.store.subscribers.publish(self._subjects)
 
     @contextmanager
     def _completing(self, result: Callable[[], Any]) -> Iterator[Finish]:
@@ -85,21 +88,18 @@ class TransactionalCompletion:
         """
         if self.completed is not None:
             raise self._attempt_over("This attempt has completed it already")
-        results: list[tuple[Completion, serial.CompletionResult]] = []
+        completions: list[Completion] = []
 
         # The simulation crashes nodes at operations by their function name; its registry contains `complete_one`.
         def complete_one(tx: Transaction) -> None:
             self.running_attempt.transition(AttemptEvent.COMMIT)
             completion = self._make_completion(self.running_attempt.attempt, result())
-            results.append(
-                (
-                    completion,
-                    complete_with_notices(tx, [completion])
-                    if completion.watched
-                    else serial.complete_one(tx, completion),
-                )
+            completions.append(completion)
+            written = (
+                complete_with_notices(tx, [completion]) if completion.watched else serial.complete_one(tx, completion)
             )
-            if completion.id not in results[-1][1].ids:
+            self._subjects = tx.subjects
+            if completion.id not in written:
                 raise self._attempt_over("The attempt was taken over or timed out")
 
         try:
@@ -107,12 +107,8 @@ class TransactionalCompletion:
         except BaseException:
             self.running_attempt.transition(AttemptEvent.ROLL_BACK)
             raise
-        self.completed, written = results[-1]
+        self.completed = completions[-1]
         self.running_attempt.transition(AttemptEvent.COMPLETE)
-        if written.released:
-            self.node.worker_alarm.wake_threadsafe()
-        if written.schedule_advanced:
-            self.node.planner_alarm.wake_threadsafe()
 
     def _attempt_over(self, reason: str) -> Conflict:
         attempt = self.running_attempt.attempt

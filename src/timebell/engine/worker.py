@@ -117,7 +117,7 @@ class Worker:
             self.reserved_slots -= reserved
             pool.free_slots += reserved
             if 0 < pool.free_slots <= reserved:  # the pool was exhausted, so the worker did not scan for it
-                node.worker_alarm.wake()
+                node.wakeups.worker.wake()
 
     async def step(self) -> datetime | None:
         """Claim due jobs up to the free slots. Returns when to scan again (None: on the next wake-up)."""
@@ -127,7 +127,7 @@ class Worker:
             self._backlogged = True
             return None
         routes = free_pools[0].routes if len(free_pools) == 1 else self.routes
-        scan_needed = node.worker_alarm.was_woken or bool(node.limited_tenants)
+        scan_needed = node.wakeups.worker.was_woken or bool(node.limited_tenants)
         if not scan_needed and (upcoming := self.upcoming_claims.pop_due(routes, node.clock.now())):
             return await self._claim_upcoming(upcoming, free_pools)
         self.upcoming_claims.clear()
@@ -141,7 +141,7 @@ class Worker:
         all_claimed = all_claimed and not node.store.multi_node  # other nodes claim concurrently: scan once more
         if claimed and not all_claimed:
             return now
-        rescan_at = None if node.receives_notifications else now + timedelta(seconds=node.options.poll)
+        rescan_at = node.next_poll_at(now)
         if due and not claimed:
             later.append(node.clock.now() + timedelta(seconds=self._conflict_pause))
             self._conflict_pause = min(self._conflict_pause * 2, MAX_CONFLICT_PAUSE_SECONDS)
@@ -395,4 +395,4 @@ class Worker:
         """Return slots to the pool; wake the worker if the pool was exhausted."""
         pool.free_slots += count
         if 0 < pool.free_slots <= count:  # it was exhausted, so the last scan ignored this pool
-            self.node.worker_alarm.wake()
+            self.node.wakeups.worker.wake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from timebell.clock import Clock
@@ -24,6 +23,7 @@ class TimedStore:
             store.handler_transaction_in_thread,
         )
         self.begin, self.is_transient = store.begin, store.is_transient
+        self.listen, self.subscribers = store.listen, store.subscribers
 
     @property
     def dialect(self) -> Dialect:
@@ -45,6 +45,3 @@ class TimedStore:
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self.store.join(connection, operation, *args, **kwargs)
-
-    async def listen(self, on_notification: Callable[[str], None]) -> bool:
-        return await self.store.listen(on_notification)

@@ -17,14 +17,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from timebell.errors import StoreUnreachable
 from timebell.model.routes import ALL_ROUTES
+from timebell.sim.frozen import current_node
 from timebell.sim.loop import VirtualLoop
 from timebell.store import transaction
 from timebell.store.dialects.base import Finish, Operation, P, R
 from timebell.store.dialects.handler_transactions import handler_transaction_in_thread, no_finish
 from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapted_engine
-from timebell.store.dialects.sqlite.store import SqliteStore, SqliteTransaction, engine_for, translate_error
+from timebell.store.dialects.sqlite.store import SqliteStore, engine_for, translate_error
 from timebell.store.jobs import claim
 from timebell.store.open import migrate
+from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
 
@@ -53,8 +55,9 @@ class SimulatedDatabase(SqliteStore):
         self.multi_node = multi_node
         self.is_down = False
         self.notifications_muted = False
-        """True while notifications of writes are not delivered to nodes."""
-        self.listeners: list[Callable[[str], None]] = []
+        """True while notifications of writes are delivered only to the node that writes."""
+        self.listeners: list[Subscribers] = []
+        """The subscribers of the nodes that receive notifications."""
         self._loop: VirtualLoop | None = None
 
     async def open(self) -> None:
@@ -84,7 +87,10 @@ class SimulatedDatabase(SqliteStore):
         assert self._loop is not None
         self._loop.await_in_thread(self._acquire_lock())
         try:
-            with self.connect() as connection, handler_transaction_in_thread(connection, self.dialect, finish):
+            with (
+                self.connect() as connection,
+                handler_transaction_in_thread(connection, self.dialect, finish, self._publish),
+            ):
                 yield connection
         finally:
             self._loop.call_soon_threadsafe(self._write_lock.release)
@@ -144,10 +150,16 @@ class SimulatedDatabase(SqliteStore):
         until = min(due)
         return until if until > now else None
 
-    def _on_commit(self, tx: SqliteTransaction) -> None:
-        if tx.wants_notify and not self.notifications_muted:
-            for notify in self.listeners:
-                notify(tx.wants_notify)
+    def _publish(self, subjects: frozenset[str]) -> None:
+        """Publish to the node that wrote, and as a notification to the others."""
+        node = current_node.get()
+        writer = None if node is None else node.link.subscribers
+        if writer is not None:
+            writer.publish(subjects)
+        if not self.notifications_muted:
+            for subscribers in self.listeners:
+                if subscribers is not writer:
+                    subscribers.publish(subjects)
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return self.execute_now(self._transact, operation, args, kwargs)
@@ -207,16 +219,15 @@ class DatabaseLink:
     Implements `Store`.
     """
 
-    def __init__(self, database: SimulatedDatabase, name: str, after_write: Callable[[], None] | None = None) -> None:
+    def __init__(self, database: SimulatedDatabase, name: str) -> None:
         self.url = database.url
+        self.subscribers = Subscribers()
         self.multi_node = database.multi_node
         self.is_cut = False
         self.pending_fault: tuple[str, Callable[[], bool]] | None = None
         """A fault point and the fault to apply there, which returns whether it aborts the operation."""
         self._database = database
         self._name = name
-        self._after_write = after_write
-        self._on_notification: Callable[[str], None] | None = None
 
     @property
     def dialect(self) -> Dialect:
@@ -233,13 +244,9 @@ class DatabaseLink:
         if database.multi_node or self.is_cut or database.is_down or database._write_lock.locked():
             await self._wait_until_reachable()
         if self.pending_fault is None:
-            result = database.execute_now(database._transact, operation, args, kwargs)
-        else:
-            with self._inject_fault(operation):
-                result = database.execute_now(database._transact, operation, args, kwargs)
-        if self._after_write is not None:
-            self._after_write()
-        return result
+            return database.execute_now(database._transact, operation, args, kwargs)
+        with self._inject_fault(operation):
+            return database.execute_now(database._transact, operation, args, kwargs)
 
     async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         database = self._database
@@ -292,13 +299,12 @@ class DatabaseLink:
         """Do nothing: the simulation itself determines the number of engines."""
 
     async def unlock_engine(self) -> None:
-        if self._on_notification in self._database.listeners:
-            self._database.listeners.remove(self._on_notification)
+        if self.subscribers in self._database.listeners:
+            self._database.listeners.remove(self.subscribers)
 
-    async def listen(self, on_notification: Callable[[str], None]) -> bool:
-        if self._on_notification is None:
-            self._on_notification = on_notification
-            self._database.listeners.append(on_notification)
+    async def listen(self) -> bool:
+        if self.subscribers not in self._database.listeners:
+            self._database.listeners.append(self.subscribers)
         return True
 
     async def _wait_until_reachable(self) -> None:

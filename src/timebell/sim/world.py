@@ -37,6 +37,7 @@ from timebell.sim.loop import VirtualLoop
 from timebell.sim.run_log import Run, jobs_since, run_fingerprint, to_runs
 from timebell.store.schedules import queries
 from timebell.store.schema import finished, jobs, revisions, schedules
+from timebell.store.transaction import JOBS, SCHEDULES
 
 log = logging.getLogger("timebell.sim")
 
@@ -79,7 +80,7 @@ class World:
         self._loop.before_jump = self._before_jump
         self.clock = IdleSkippingClock(start, self._loop)
         self.database = SimulatedDatabase(self.clock.now, multi_node=nodes > 1)
-        self._client = DatabaseLink(self.database, "the client", self._client_wrote)
+        self._client = DatabaseLink(self.database, "the client")
         self._nodes = nodes
         self._options = {"retention": CENTURY_SECONDS} | options
         self._running: list[_NodeRun] = []
@@ -453,17 +454,10 @@ class World:
     def _set_notifications_muted(self, is_muted: bool) -> None:
         self.database.notifications_muted = is_muted
 
-    def _client_wrote(self) -> None:
-        """Wake the nodes after a write of the client, unless notifications are muted."""
-        if not self.database.notifications_muted:
-            self._wake_nodes()
-
     def _wake_nodes(self) -> None:
-        """Wake planners and workers, as after a write by their own process or a heartbeat."""
+        """Wake planners and workers, as a heartbeat does."""
         for node in self._running:
-            if node.service is not None:
-                node.service.node.planner_alarm.wake()
-                node.service.node.worker_alarm.wake()
+            node.link.subscribers.publish(frozenset((JOBS, SCHEDULES)))
 
     def _before_jump(self, at: float | None) -> float | None:
         """Return the time to jump to: the next timer, the next heartbeat or the target of `until`, if earlier."""

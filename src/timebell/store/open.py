@@ -16,6 +16,7 @@ from timebell.store.dialects.base import Store
 from timebell.store.dialects.mariadb import store as mariadb
 from timebell.store.dialects.postgres import store as postgres
 from timebell.store.dialects.sqlite import store as sqlite
+from timebell.store.subscribers import Subscribers
 from timebell.store.version import HEAD, VERSION_TABLE, WORKS_SINCE, schema_outdated
 
 R = TypeVar("R")
@@ -30,22 +31,23 @@ BACKEND_BY_SCHEME = {
 
 
 def open_store(
-    url: str, wall_clock: Callable[[], datetime], *, server_clock: bool = True, read_only: bool = False
-) -> Store:
+    url: str, wall_clock: Callable[[], datetime], *, server_clock: bool = True, read_only: bool = False,
+    subscribers: Subscribers | None = None,
+) -> Store:  # fmt: skip
     """Create the store of a database URL; call its `open` before use.
 
     `url` is like `sqlite:///file`, `postgresql://user@host/name` or `mariadb://user@host/name`. `wall_clock` reads this
     machine's clock, which serves as the database clock of SQLite. With `server_clock=False` (virtual time) only the
     times passed to operations decide which jobs are due, and SQLite does not wait for the disk. With `read_only` writes
-    are refused, no write privilege is needed, and only operations for `run_autocommit` work. Raises InvalidInput
-    (INVALID_DATABASE_URL).
+    are refused, no write privilege is needed, and only operations for `run_autocommit` work. `subscribers` are those of
+    another store of this process, to share them. Raises InvalidInput (INVALID_DATABASE_URL).
     """
     kind = _backend(url)
     if kind == "sqlite":
-        return sqlite.SqliteStore(url, wall_clock, durable=server_clock, read_only=read_only)
+        return sqlite.SqliteStore(url, wall_clock, durable=server_clock, read_only=read_only, subscribers=subscribers)
     if kind == "mysql":
-        return mariadb.MariaStore(url, server_clock=server_clock, read_only=read_only)
-    return postgres.PostgresStore(url, server_clock=server_clock, read_only=read_only)
+        return mariadb.MariaStore(url, server_clock=server_clock, read_only=read_only, subscribers=subscribers)
+    return postgres.PostgresStore(url, server_clock=server_clock, read_only=read_only, subscribers=subscribers)
 
 
 def parse_url(url: str) -> URL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,8 +20,20 @@ from timebell.store.dialects.operations import Operations
 from timebell.store.sql import SQL
 from timebell.store.sql import Row as Row
 
-JOBS, SCHEDULES = "jobs", "schedules"
-"""Subjects of notifications: something is due earlier than other nodes know. SCHEDULES includes JOBS."""
+# Subjects of notifications: what a transaction changed that a node may be waiting for. Features add theirs.
+JOBS = "jobs"  # a job is due earlier, or may start now
+SCHEDULES = "schedules"  # a schedule is due earlier
+STOPS = "stops"  # a running attempt was requested to stop
+OPERATIONS = "operations"  # an operation was started
+NO_SUBJECTS: frozenset[str] = frozenset()
+NOTIFY_HORIZON = timedelta(seconds=10)
+"""New jobs due later than this are not notified, because nodes look for them at each heartbeat, twice in this time."""
+
+
+def is_soon(job_due_at: datetime, now: datetime) -> bool:
+    """Return whether a new job is to be notified."""
+    return job_due_at <= now + NOTIFY_HORIZON
+
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
@@ -37,6 +50,8 @@ class Transaction(Protocol):
     """The interface by which operations access the database."""
 
     dialect: Dialect
+    subjects: frozenset[str]
+    """What to notify of after the commit."""
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         """Execute a literal statement; return its rows."""
@@ -56,8 +71,8 @@ class Transaction(Protocol):
         `constants` are additional columns with the same value in all rows.
         """
 
-    def notify(self, subject: str = JOBS) -> None:
-        """After the commit, notify other nodes of due JOBS, or also SCHEDULES. A hint, which may be lost."""
+    def notify(self, subject: str) -> None:
+        """After the commit, notify this process and other nodes of a change. A hint, which may be lost."""
 
 
 class Steps:
@@ -88,7 +103,7 @@ class SqlTransaction:
         self.connection = connection
         self.dialect = dialect
         self.steps = steps
-        self.wants_notify = ""
+        self.subjects = NO_SUBJECTS
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
@@ -112,6 +127,5 @@ class SqlTransaction:
         rows = [{**dict(zip(columns, record, strict=True)), **constants} for record in records]
         self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), rows)  # noqa: S608
 
-    def notify(self, subject: str = JOBS) -> None:
-        if self.wants_notify != SCHEDULES:
-            self.wants_notify = subject
+    def notify(self, subject: str) -> None:
+        self.subjects |= {subject}

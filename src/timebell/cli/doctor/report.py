@@ -167,14 +167,15 @@ async def _check_notifications(store: Store) -> Check:
             "ok", "listen", f"{store.dialect.product} has no notifications: nodes notice new jobs up to 1 s later"
         )
     received = asyncio.Event()
-    if await store.listen(lambda _: received.set()):
-        await store.run(_notify)
-        try:
-            await asyncio.wait_for(received.wait(), NOTIFY_TIMEOUT_SECONDS)
-        except TimeoutError:
-            pass
-        else:
-            return Check("ok", "listen", "NOTIFY arrives")
+    with store.subscribers.subscribed(lambda _: received.set()):
+        if await store.listen():
+            await store.run(_notify)
+            try:
+                await asyncio.wait_for(received.wait(), NOTIFY_TIMEOUT_SECONDS)
+            except TimeoutError:
+                pass
+            else:
+                return Check("ok", "listen", "NOTIFY arrives")
     fix = "Behind a pooler in transaction mode, connect directly, or accept the delay."
     return warn("listen", "NOTIFY_NOT_DELIVERED", "NOTIFY does not arrive", fix)
 

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.alarm import Alarm
 from timebell.engine.delivery import build_delivery
 from timebell.engine.leader.repair import record_repairs
 from timebell.engine.named_targets import TargetResolver
@@ -41,7 +40,6 @@ class BrokerReconciler:
 
     def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
         self._run_as_leader = run_as_leader
         self._resolver = TargetResolver(node)
         self._missing: set[tuple[str, int]] = set()

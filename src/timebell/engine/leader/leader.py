@@ -45,6 +45,7 @@ class LeaderService(Protocol):
     """A service of a feature that works while its node leads; each heartbeat wakes it."""
 
     alarm: Alarm
+    """From `Wakeups.add_alarm`, so that commits wake the service, too."""
 
     async def step(self) -> datetime | None:
         """Do what is due; return when to continue, or None to wait for the alarm."""
@@ -58,7 +59,6 @@ class Leader:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
         self.fence: int | None = None
         self._observed_lease: tuple[nodes.Lease, float] | None = None
         self._observed_heartbeats: dict[str, tuple[int, float]] = {}
@@ -82,14 +82,10 @@ class Leader:
             self.fence = None
         if self.fence is None:
             await self._try_acquire_lease()
-        self.wake_feature_services()
-        if self.fence is not None:
-            await self._run_chores()
-
-    def wake_feature_services(self) -> None:
-        """Wake the services of features."""
         for service in self.feature_services.values():
             service.alarm.wake()
+        if self.fence is not None:
+            await self._run_chores()
 
     async def _try_acquire_lease(self) -> None:
         node = self.node
@@ -124,14 +120,13 @@ class Leader:
         if report.released:
             log.info("released %d held jobs, because a live node handles their topic again", report.released)
             node.repair_report += RepairReport({"unhandled": report.released})
-            node.worker_alarm.wake()
         if report.completed:
             log.info("completed %d unhandled jobs, as their on_unhandled option specifies", report.completed)
         await self._rewrap_secrets()
         await self._repair.step()
         await self._tzdata_replan.step()
         await self.watchdog.step(comparable=not self._tzdata_replan.versions_differ)
-        self.operations.alarm.wake()
+        node.wakeups.operations.wake()
         monotonic = node.clock.monotonic()
         if self._last_cleanup_at is None or monotonic - self._last_cleanup_at >= CLEANUP_INTERVAL_SECONDS:
             self._last_cleanup_at = monotonic

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
-from timebell.alarm import Alarm
 from timebell.engine.node import Node
 from timebell.errors import StoreError
 from timebell.model.operation import OperationState
@@ -20,11 +19,10 @@ log = logging.getLogger("timebell.operations")
 
 
 class Operations:
-    """The service; `alarm` is woken when an operation may be new. `run_as_leader` runs a chore if this node leads."""
+    """The service. `run_as_leader` runs a chore if this node leads."""
 
     def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
         self._run_as_leader = run_as_leader
 
     async def step(self) -> datetime | None:

@@ -53,12 +53,10 @@ class Repair:
 
 
 def record_repairs(node: Node, repairs: RepairReport) -> None:
-    """Add a report to the node's totals; if anything was repaired, log it and wake the planner and worker."""
+    """Add a report to the node's totals; log what was repaired."""
     node.repair_report += repairs
     if repairs.repaired:
         log.info("%s", repairs)
-        node.planner_alarm.wake()
-        node.worker_alarm.wake()
 
 
 async def repair_all(run: RunQuery, now: datetime, retention_seconds: float) -> RepairReport:

@@ -59,8 +59,6 @@ class TzdataReplan:
         changes_before = await self.node.store.run(tzdata_replan.list_changes, installed_release().version)
         if await self._replan(now + STEP_BUDGET_SECONDS):
             self._last_check_at = now
-        self.node.worker_alarm.wake()  # moved jobs and schedules may be due
-        self.node.planner_alarm.wake()
         await self._log_changes(changes_before)
 
     async def _replan(self, deadline: float) -> bool:

@@ -44,10 +44,9 @@ class CampaignsFeature(Feature):
             "audiences": Audiences(app.store, app.clock, app.open, app._keyring),
             "devices": Devices(app.store, app.clock, app.open),
             "campaigns": Campaigns(
-                app.store, app.clock, app._worker_alarm, app.open, app.jobs, app.schedules,
-                app.settings.default_timezone,
+                app.store, app.clock, app.open, app.jobs, app.schedules, app.settings.default_timezone
             ),
-        }  # fmt: skip
+        }
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
         from timebell.features.campaigns.client.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
@@ -122,7 +121,7 @@ class CampaignsFeature(Feature):
             push.warm()  # its imports take longer than a first message should
         push.registry = StoredRegistry(app.store, now)
         audience_reader = AudienceReader(app.store, app._keyring, now)
-        return {"campaign": CampaignTarget(app.store, push, audience_reader, app._worker_alarm.wake, now)}
+        return {"campaign": CampaignTarget(app.store, push, audience_reader, now)}
 
     def attach_counters(self, targets: Mapping[str, Target], counters: Counters) -> None:
         if "campaign" in targets:

@@ -40,8 +40,8 @@ class TriggersFeature(Feature):
         from timebell.features.triggers.client.triggers import Triggers
 
         return {
-            "connections": Connections(app.store, app.clock, app.open, app._keyring, app._wake_operations),
-            "triggers": Triggers(app.store, app.clock, app._worker_alarm, app.open, app.jobs, app._wake_operations),
+            "connections": Connections(app.store, app.clock, app.open, app._keyring),
+            "triggers": Triggers(app.store, app.clock, app.open, app.jobs),
         }
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from timebell.model.payload import decode, encode
 from timebell.store.jobs import dead_letters, repository
 from timebell.store.jobs.bind_targets import find_unbound, target_not_found
 from timebell.store.schema import operations
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import OPERATIONS, Transaction
 
 MAX_STORED_ERRORS = 100  # per operation
 MAX_ERRORS_BYTES = 256 * 1024
@@ -37,6 +37,7 @@ def create(tx: Transaction, operation: Operation) -> None:
         spec=encode(operation.spec), total=operation.total, created_at=operation.created_at,
         created_by=operation.created_by, updated_at=operation.updated_at,
     ))  # fmt: skip
+    tx.notify(OPERATIONS)
 
 
 def find_operation(tx: Transaction, tenant_id: str, id_: str) -> Operation | None:
@@ -116,8 +117,8 @@ def record_progress(tx: Transaction, operation: Operation, step: StepResult, at:
 
 
 def import_batch(
-    tx: Transaction, id_: str, new_jobs: Sequence[NewJob], lines: Sequence[int], notify_before: datetime,
-    skipped: int, cursor: str, errors: Sequence[dict[str, Any]], at: datetime,
+    tx: Transaction, id_: str, new_jobs: Sequence[NewJob], lines: Sequence[int], skipped: int,
+    cursor: str, errors: Sequence[dict[str, Any]], at: datetime,
 ) -> bool:  # fmt: skip
     """Import a batch of jobs and record the progress; return False, without any effect, if it was cancelled.
 
@@ -133,7 +134,7 @@ def import_batch(
             for job, line in zip(new_jobs, lines, strict=True) if job.id in unbound
         )]  # fmt: skip
         new_jobs = [job for job in new_jobs if job.id not in unbound]
-    existing = len(repository.create(tx, new_jobs, "keep", notify_before)) if new_jobs else 0
+    existing = len(repository.create(tx, new_jobs, "keep")) if new_jobs else 0
     result = StepResult(len(new_jobs) - existing, len(errors), skipped + existing, cursor, tuple(errors))
     record_progress(tx, operation, result, at)
     return True

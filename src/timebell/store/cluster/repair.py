@@ -22,7 +22,7 @@ from timebell.store.jobs import groups
 from timebell.store.jobs.serial import lock_schedules, release_next
 from timebell.store.schedules.rows import schedule_from_row, tzdata_columns
 from timebell.store.schema import finished, jobs, queues, revisions, schedules, tenants
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.repair")
 
@@ -43,7 +43,7 @@ def repair_holds(tx: Transaction) -> RepairReport:
     lock_schedules(tx, stuck)
     advanced = release_next(tx, stuck) + groups.release_stuck(tx)
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     sample = select(jobs.c.hold).where(jobs.c.hold.is_not(None)).limit(COUNT_LIMIT).subquery()
     counted = tx.execute(select(sample.c.hold, func.count().label("held")).group_by(sample.c.hold))
     held = {row.hold: row.held for row in counted}
@@ -123,7 +123,7 @@ def _repair_schedules(tx: Transaction, ids: list[str], since: datetime, now: dat
         else:
             reasons[reason] += 1
     if repaired:
-        tx.notify()
+        tx.notify(SCHEDULES)
     return RepairReport({"schedule": repaired} if repaired else {}, reasons)
 
 

@@ -13,12 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
 from timebell.store.dialects import caller_connections
+from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
 Finish = Callable[[Transaction], None]
+Publish = Callable[[frozenset[str]], None]
 
 
 class Store(Protocol):
@@ -27,6 +29,8 @@ class Store(Protocol):
     url: str
     multi_node: bool
     """True if several engines may share the database."""
+    subscribers: Subscribers
+    """Called after each commit that notified something, by this process or, while `listen` succeeds, by another."""
 
     @property
     def dialect(self) -> Dialect:
@@ -74,11 +78,15 @@ class Store(Protocol):
     async def unlock_engine(self) -> None:
         """Release the registration of `lock_engine`."""
 
-    async def listen(self, on_notification: Callable[[str], None]) -> bool:
-        """Call `on_notification` with JOBS or SCHEDULES when another process notifies; return False if unsupported.
+    async def listen(self) -> bool:
+        """Publish the notifications of other processes to `subscribers`; return False if unsupported.
 
         Call it again periodically: it reconnects if the connection was lost.
         """
+
+
+PENDING_SUBJECTS = "timebell_pending_subjects"
+"""The key in the `info` of a connection under which a transaction opened by a store collects its subjects."""
 
 
 def join(
@@ -87,11 +95,18 @@ def join(
     operation: Callable[..., R],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> tuple[R, str]:
-    """Run an operation on a SQLAlchemy connection; return its result, and the subject of the notification or ""."""
+) -> tuple[R, frozenset[str]]:
+    """Run an operation on a SQLAlchemy connection; return its result, and the subjects that it notified.
+
+    If a store opened the transaction, it publishes them after its commit. It cannot observe the commit of a transaction
+    of the caller: on PostgreSQL NOTIFY, which is part of it, also reaches this process; elsewhere nodes poll.
+    """
     name = getattr(operation, "__name__", "operation")
     tx = SqlTransaction(connection, dialect, Steps(name))
-    return operation(tx, *args, **kwargs), tx.wants_notify
+    result = operation(tx, *args, **kwargs)
+    if tx.subjects and PENDING_SUBJECTS in connection.info:
+        connection.info[PENDING_SUBJECTS] |= tx.subjects
+    return result, tx.subjects
 
 
 caller_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] = ContextVar("thread", default=None)
@@ -100,7 +115,7 @@ caller_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] 
 
 async def join_caller_connection(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
-) -> tuple[R, str]:
+) -> tuple[R, frozenset[str]]:
     """Run an operation like `join`, on any supported connection of a caller.
 
     Supported are Connection, Session, AsyncConnection and AsyncSession of SQLAlchemy, connections of psycopg, asyncpg,
@@ -123,7 +138,7 @@ async def join_caller_connection(
             code="INVALID_CONNECTION", fix="Pass a Connection or Session, or await app.schedule_at(...).",
         )  # fmt: skip
 
-    def run_on(connection: Connection) -> tuple[R, str]:
+    def run_on(connection: Connection) -> tuple[R, frozenset[str]]:
         kind = dialect.name
         backend = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         if backend != kind:
@@ -133,7 +148,7 @@ async def join_caller_connection(
             )  # fmt: skip
         return join(connection, dialect, operation, args, kwargs)
 
-    def run_joined() -> tuple[R, str]:
+    def run_joined() -> tuple[R, frozenset[str]]:
         driver_connection = caller_connections.django_driver_connection(connection) if django else connection
         own_driver = caller_connections.driver_of(driver_connection)
         if own_driver is None:

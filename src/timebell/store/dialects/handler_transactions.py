@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncTransaction
 
 from timebell.errors import TimebellError
-from timebell.store.dialects.base import Finish, join
-from timebell.store.transaction import Dialect, Steps, Transaction
+from timebell.store.dialects.base import PENDING_SUBJECTS, Finish, Publish, join
+from timebell.store.transaction import NO_SUBJECTS, Dialect, Steps, Transaction
 
 R = TypeVar("R")
 JoinFunction = Callable[[Any, Finish], Coroutine[Any, Any, None]]
@@ -20,16 +20,17 @@ JoinFunction = Callable[[Any, Finish], Coroutine[Any, Any, None]]
 
 @asynccontextmanager
 async def handler_transaction(
-    connection: AsyncConnection, join_connection: JoinFunction, finish: Finish
+    connection: AsyncConnection, join_connection: JoinFunction, finish: Finish, publish: Publish
 ) -> AsyncIterator[AsyncConnection]:
-    """Begin a transaction on a connection; at the end run `finish` in it and commit.
+    """Begin a transaction on a connection; at the end run `finish` in it, commit, and publish its subjects.
 
     An error in the block or in `finish` rolls it back. `join_connection` runs `finish` on the connection.
     """
     transaction = await connection.begin()
+    connection.info[PENDING_SUBJECTS] = NO_SUBJECTS
     try:
         yield connection
-        await run_to_completion(_finish_and_commit(connection, transaction, join_connection, finish))
+        await run_to_completion(_finish_and_commit(connection, transaction, join_connection, finish, publish))
     except BaseException:
         if transaction.is_active:
             with suppress(Exception):  # the connection is broken; the server rolls back itself
@@ -42,14 +43,17 @@ def no_finish(tx: Transaction) -> None:
 
 
 async def _finish_and_commit(
-    connection: AsyncConnection, transaction: AsyncTransaction, join_connection: JoinFunction, finish: Finish
-) -> None:
+    connection: AsyncConnection, transaction: AsyncTransaction, join_connection: JoinFunction, finish: Finish,
+    publish: Publish,
+) -> None:  # fmt: skip
     _check_active(transaction.is_active)
     steps = Steps(finish.__name__)
     await join_connection(connection, finish)
+    subjects = connection.info.pop(PENDING_SUBJECTS, NO_SUBJECTS)
     steps.at("commit")
     await transaction.commit()
     steps.at("done")
+    publish(subjects)
 
 
 async def run_to_completion(coroutine: Coroutine[Any, Any, R]) -> R:
@@ -66,23 +70,27 @@ async def run_to_completion(coroutine: Coroutine[Any, Any, R]) -> R:
 
 @contextmanager
 def handler_transaction_in_thread(
-    connection: Connection, dialect: Dialect, finish: Finish, notify: Callable[[Transaction, str], None] | None = None
-) -> Iterator[Connection]:
+    connection: Connection, dialect: Dialect, finish: Finish, publish: Publish,
+    notify: Callable[[Transaction, frozenset[str]], None] | None = None,
+) -> Iterator[Connection]:  # fmt: skip
     """Begin a transaction like `handler_transaction`, in the calling thread.
 
-    `notify` notifies other nodes in the transaction, if `finish` requests it.
+    `notify` notifies other nodes in the transaction of what `finish` changed.
     """
     transaction = connection.begin()
+    connection.info[PENDING_SUBJECTS] = NO_SUBJECTS
     try:
         yield connection
         _check_active(transaction.is_active)
         steps = Steps(finish.__name__)
-        _, wants_notify = join(connection, dialect, finish, (), {})
-        if wants_notify and notify is not None:
-            join(connection, dialect, notify, (wants_notify,), {})
+        _, notified = join(connection, dialect, finish, (), {})
+        if notified and notify is not None:
+            join(connection, dialect, notify, (notified,), {})
+        subjects = connection.info.pop(PENDING_SUBJECTS, NO_SUBJECTS)
         steps.at("commit")
         transaction.commit()
         steps.at("done")
+        publish(subjects)
     except BaseException:
         if transaction.is_active:
             with suppress(Exception):

@@ -21,7 +21,7 @@ from timebell.model.routes import Routes
 from timebell.store.dialects.batches import job_row
 from timebell.store.dialects.operations import Lane
 from timebell.store.schema import jobs
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, Row, Transaction, is_soon
 from timebell.store.types import EPOCH, from_micros, to_micros
 
 _NOT_BULK_LOADED = (
@@ -74,8 +74,15 @@ class QueueLane:
         )
 
 
+def _notify_of(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
+    """Notify if any of these inserted jobs may start soon."""
+    if any(job.hold is None and is_soon(job.run_at, job.created_at) for job in new_jobs):
+        tx.notify(JOBS)
+
+
 def insert_returning_ids(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str]:
     """Insert jobs; return the ids of those inserted. A job whose key or occurrence has a live job is skipped."""
+    _notify_of(tx, new_jobs)
     return tx.dialect.insert_jobs_returning(tx, new_jobs)
 
 
@@ -90,6 +97,7 @@ def mark_serial(tx: Transaction, schedules: Iterable[str | None]) -> None:
 
 def insert_jobs(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
     """Insert jobs. Like `insert_returning_ids`, but does not report which ones were inserted."""
+    _notify_of(tx, new_jobs)
     tx.dialect.insert_jobs(tx, new_jobs)
 
 
@@ -103,6 +111,10 @@ def bulk_load(tx: Transaction, new_jobs: Sequence[NewJob] | UniformJobs, *, shar
 
     Values are gathered by column, which needs no function call per value. Columns without any value are left out.
     """
+    if not isinstance(new_jobs, UniformJobs):
+        _notify_of(tx, new_jobs)
+    elif is_soon(new_jobs.earliest_run_at, new_jobs.template.created_at):
+        tx.notify(JOBS)
     constants: dict[str, Any] = _BULK_CONSTANTS | ({"shared": True} if shared else {})
     columns: dict[str, list[Any]] = {}
     for column in _BULK_COLUMNS:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from timebell.model.job import Completion, JobState
 from timebell.store.jobs import groups
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, Row, Transaction
 
 
 def complete_jobs(tx: Transaction, completions: Sequence[Completion], *, skip_locked: bool = False) -> list[Row]:
@@ -36,6 +36,8 @@ def schedule_retries(tx: Transaction, completions: Sequence[Completion], *, skip
     groups.lock_queues(tx, completions)
     retried = tx.dialect.retry(tx, completions, skip_locked=skip_locked)
     groups.release_next(tx, retried)
+    if retried:
+        tx.notify(JOBS)  # no node knows when it is due
     return {str(row["id"]) for row in retried}
 
 

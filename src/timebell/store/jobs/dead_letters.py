@@ -24,7 +24,7 @@ from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.claim import mark_serial
 from timebell.store.schedules.actions import next_free_manual_instant
 from timebell.store.schema import finished, jobs, schedules
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, Transaction
 from timebell.store.types import from_micros, to_micros
 
 DISCARDED = "discarded"
@@ -57,7 +57,7 @@ def retry(
     tx.execute(insert(jobs).values(**_pending_row(row, hold, now)))
     if hold is not None:
         mark_serial(tx, [row.schedule_id])
-    tx.notify()
+    tx.notify(JOBS)
     return True
 
 
@@ -106,7 +106,6 @@ def retry_with_payload(
         raise _key_in_use(row.key, None)
     if hold is not None:
         mark_serial(tx, [row.schedule_id])
-    tx.notify()
     return new_job
 
 
@@ -248,7 +247,7 @@ def retry_step(tx: Transaction, operation: Operation, limit: int, now: datetime)
     if simple:
         tx.execute(delete(finished).where(finished.c.id.in_([row.id for row in simple]), IS_DEAD_LETTER))
         tx.execute(insert(jobs), [_pending_row(row, None, now) for row in simple])
-        tx.notify()
+        tx.notify(JOBS)
     done, errors = len(simple), []
     for row in rows:
         if row.key is None and not row.serial:

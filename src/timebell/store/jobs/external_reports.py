@@ -13,9 +13,9 @@ from timebell.model import attempts
 from timebell.model.job import Attempt, Completion, Job, JobState
 from timebell.model.payload import decode
 from timebell.store.jobs import claim, complete, repository, serial
-from timebell.store.schema import finished, queues
+from timebell.store.schema import finished, queues, tenants
 from timebell.store.schema import jobs as table
-from timebell.store.transaction import JOBS, SCHEDULES, Transaction
+from timebell.store.transaction import JOBS, Transaction
 from timebell.store.types import to_micros
 
 IN_FLIGHT_STATES = (JobState.RUNNING.value, JobState.DISPATCHED.value)
@@ -59,34 +59,21 @@ def list_dispatched(tx: Transaction, routes: Sequence[str], after: str, limit: i
     return sorted(loaded, key=lambda attempt: attempt.id)
 
 
-class ReportResult(NamedTuple):
-    """The job after a report.
-
-    `frees_capacity`: other jobs may start now. `schedule_advanced`: a fixed-delay schedule got its next instant.
-    """
-
-    job: Job
-    frees_capacity: bool
-    schedule_advanced: bool
-
-
-def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> ReportResult:
-    """Complete a locked attempt, or schedule its retry if the completion is `pending`."""
+def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> Job:
+    """Complete a locked attempt, or schedule its retry if the completion is `pending`. Returns the job after it."""
     if completion.state is JobState.PENDING:
         if complete.schedule_retries(tx, [completion]):
-            tx.notify()  # other nodes do not know when it is due
-            retried = tx.execute(select(table).where(table.c.id == completion.id)).one()
-            return ReportResult(repository.job_from_row(retried), True, False)
+            return repository.job_from_row(tx.execute(select(table).where(table.c.id == completion.id)).one())
         completion = dataclasses.replace(completion, state=JobState.CANCELLED)  # a cancel was requested
-    result = serial.complete_one(tx, completion)
-    is_limited = exists().where(queues.c.name == finished.c.queue, queues.c.concurrency.is_not(None)).label("limited")
+    serial.complete_one(tx, completion)
+    limited_queue = exists().where(queues.c.name == finished.c.queue, queues.c.concurrency.is_not(None))
+    limited_tenant = exists().where(tenants.c.id == finished.c.tenant_id, tenants.c.starts.is_not(None))
+    is_limited = (limited_queue | limited_tenant).label("limited")
     same = (finished.c.id == completion.id) & (finished.c.tenant_id == tenant_id)
     row = tx.execute(select(finished, is_limited).where(same)).one()
-    job = repository.job_from_row(row)
-    frees_capacity = bool(result.released or row.limited)
-    if frees_capacity or result.schedule_advanced:
-        tx.notify(SCHEDULES if result.schedule_advanced else JOBS)
-    return ReportResult(job, frees_capacity, result.schedule_advanced)
+    if row.limited:  # another job may start now
+        tx.notify(JOBS)
+    return repository.job_from_row(row)
 
 
 def extend_deadline(tx: Transaction, attempt: Attempt, deadline: datetime) -> None:

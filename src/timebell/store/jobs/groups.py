@@ -14,7 +14,7 @@ from sqlalchemy import select
 from timebell.model.job import Completion
 from timebell.store.schema import queues
 from timebell.store.sql import SQL
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, Row, Transaction
 
 
 def lock_queues(tx: Transaction, completions: Sequence[Completion]) -> None:
@@ -40,7 +40,7 @@ def release_next(tx: Transaction, departed: Iterable[Row]) -> int:
         released += tx.dialect.release_next_of_groups(tx, counts)
         counts = Counter({group: count - 1 for group, count in counts.items() if count > 1})
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     return released
 
 

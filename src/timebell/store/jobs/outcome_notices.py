@@ -18,7 +18,7 @@ from timebell.model.job import Completion, JobState, NewJob
 from timebell.model.payload import encode
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim as job_rows
-from timebell.store.jobs.serial import CompletionResult, complete_serial
+from timebell.store.jobs.serial import complete_serial
 from timebell.store.schema import finished, jobs, schedules
 from timebell.store.transaction import Transaction
 
@@ -29,23 +29,21 @@ OWN_TOPIC_PREFIX = "timebell."
 ALERT_TARGET = {"kind": "alert", "options": {}}
 
 
-def complete_with_notices(
-    tx: Transaction, completions: Sequence[Completion], *, skip_locked: bool = False
-) -> CompletionResult:
+def complete_with_notices(tx: Transaction, completions: Sequence[Completion], *, skip_locked: bool = False) -> set[str]:
     """Complete jobs as `complete_serial`, and enqueue the notification jobs for those whose fence held.
 
-    The jobs may be of any kind; their schedules are looked up here.
+    The jobs may be of any kind; their schedules are looked up here. Returns the ids of those whose fence held.
     """
     ids = [completion.id for completion in completions]
     of_schedules = select(jobs.c.id, jobs.c.schedule_id).where(jobs.c.id.in_(ids), jobs.c.schedule_id.is_not(None))
     schedule_of = {str(row.id): str(row.schedule_id) for row in tx.execute(of_schedules)}
     for completion in completions:
         completion.schedule_id = schedule_of.get(completion.id)
-    result = complete_serial(
+    written = complete_serial(
         tx, completions, list(schedule_of.values()), skip_locked=skip_locked
     )  # locks the schedules before the jobs
     query = select(finished).where(
-        finished.c.id.in_(result.ids), ~finished.c.topic.startswith(OWN_TOPIC_PREFIX),
+        finished.c.id.in_(written), ~finished.c.topic.startswith(OWN_TOPIC_PREFIX),
         finished.c.finished_at >= min(completion.at for completion in completions),
     )  # fmt: skip
     rows = tx.execute(query.order_by(finished.c.scheduled_at)).all()
@@ -54,8 +52,7 @@ def complete_with_notices(
     notices += _owner_notices(tx, [row for row in rows if row.schedule_id is not None])
     if notices:
         job_rows.insert_returning_ids(tx, notices)
-        tx.notify()
-    return result
+    return written
 
 
 def _has_dead_job_handler(tx: Transaction) -> bool:

@@ -73,7 +73,7 @@ def set_limits(tx: Transaction, name: str, limits: Limits) -> None:
     if previous is not None and previous != limits.concurrency_per_group:
         held_jobs = (jobs.c.queue == name) & (jobs.c.hold == Hold.GROUP.value)
         tx.execute(update(jobs).where(held_jobs).values(hold=None))
-        tx.notify()
+    tx.notify(JOBS)
 
 
 def pause(tx: Transaction, name: str, reason: str | None) -> None:
@@ -84,7 +84,9 @@ def pause(tx: Transaction, name: str, reason: str | None) -> None:
 def resume(tx: Transaction, name: str) -> None:
     """Resume claiming jobs of a queue."""
     _upsert(tx, name, paused=False, pause_reason=None)
-    tx.notify(SCHEDULES if name == ALL_QUEUES else JOBS)
+    tx.notify(JOBS)
+    if name == ALL_QUEUES:
+        tx.notify(SCHEDULES)
 
 
 def is_everything_paused(tx: Transaction) -> bool:

@@ -31,7 +31,6 @@ def create(
     tx: Transaction,
     new_jobs: Sequence[NewJob] | UniformJobs,
     on_conflict: str,
-    notify_before: datetime,
     *,
     bulk: bool = False,
 ) -> dict[str, str]:
@@ -39,9 +38,8 @@ def create(
 
     A conflict is a request id that was used before, or a key that a live job has. `on_conflict` is `error` (raise
     Conflict), `keep` (the existing job) or `replace` (cancel the existing job if it is pending, and create the new
-    one). A reused request id with `replace` raises Conflict, too. Other nodes are notified if a job is due before
-    `notify_before`. With `bulk` jobs without key and request id are loaded by the bulk path of the database. Raises
-    Conflict, and the errors of `bind_jobs`.
+    one). A reused request id with `replace` raises Conflict, too. With `bulk` jobs without key and request id are
+    loaded by the bulk path of the database. Raises Conflict, and the errors of `bind_jobs`.
     """
     distinct_jobs = [new_jobs.template] if isinstance(new_jobs, UniformJobs) else new_jobs
     shared = ensure_tenants(tx, {job.tenant_id for job in distinct_jobs}, min(job.created_at for job in distinct_jobs))
@@ -60,14 +58,7 @@ def create(
         for job in fresh:
             if job.id not in inserted and (holder := _resolve_conflict(tx, job, on_conflict)):
                 existing[job.id] = holder
-    if earliest_run_at(new_jobs) <= notify_before:
-        tx.notify()
     return existing
-
-
-def earliest_run_at(new_jobs: Sequence[NewJob] | UniformJobs) -> datetime:
-    """Return when the first of these jobs is due."""
-    return new_jobs.earliest_run_at if isinstance(new_jobs, UniformJobs) else min(job.run_at for job in new_jobs)
 
 
 def ensure_tenants(tx: Transaction, ids: set[str], now: datetime) -> bool:
@@ -185,9 +176,7 @@ def cancel(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
             row.id, row.attempt, JobState.CANCELLED, now, expected_state=JobState.PENDING, uses_attempt=False,
             errors=row.errors, cancel=CancelOutcome.PREVENTED,
         )  # fmt: skip
-        moved = (
-            complete_serial(tx, [completion], [row.schedule_id]).ids if row.serial else complete_jobs(tx, [completion])
-        )
+        moved = complete_serial(tx, [completion], [row.schedule_id]) if row.serial else complete_jobs(tx, [completion])
         outcome = CancelOutcome.PREVENTED if moved else None
     elif row is not None:
         tx.execute(update(jobs).where(same).values(cancel_requested=True))
@@ -308,7 +297,6 @@ def reschedule(
     if row.hold == Hold.BACKLOG and row.serial:  # released from the backlog, but still one at a time
         mark_serial(tx, [row.schedule_id])
         release_next(tx, [row.schedule_id])
-    tx.notify()
     return job
 
 

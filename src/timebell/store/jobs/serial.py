@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from sqlalchemy import select, update
 
@@ -18,23 +17,17 @@ from timebell.store.jobs.complete import complete_jobs, schedule_retries
 from timebell.store.schedules.recurrence_column import recurrence_from_json
 from timebell.store.schema import jobs as table
 from timebell.store.schema import schedules as schedule_rows
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, STOPS, Row, Transaction
 
 log = logging.getLogger("timebell.completer")
 
 
-class CompletionResult(NamedTuple):
-    """The ids whose fence held, how many jobs may have been released, and whether a schedule got its next instant."""
-
-    ids: set[str]
-    released: int
-    schedule_advanced: bool
-
-
 def complete_serial(
     tx: Transaction, completions: Sequence[Completion], schedules: Sequence[str], *, skip_locked: bool = False
-) -> CompletionResult:
+) -> set[str]:
     """Complete jobs like `complete_jobs`, release the next jobs of `schedules`, and advance fixed-delay schedules.
+
+    Returns the ids whose fence held.
 
     Lock order: schedules, then queues with groups, then jobs, as the planner and the claim do. Without these locks the
     planner or a claim could hold a job behind one that has just completed. With `skip_locked`, jobs are left unchanged
@@ -50,17 +43,15 @@ def complete_serial(
             completion for completion in completions if completion.schedule_id not in still_locked
         ]  # missing, but not locked: deleted
         if not completions:
-            return CompletionResult(set(), 0, schedule_advanced=False)
+            return set()
     return _release_and_advance(tx, locked, complete_jobs(tx, completions, skip_locked=skip_locked), completions)
 
 
-def release_successors(
-    tx: Transaction, completed: Sequence[Row], completions: Sequence[Completion]
-) -> CompletionResult:
+def release_successors(tx: Transaction, completed: Sequence[Row], completions: Sequence[Completion]) -> set[str]:
     """Release the successors of jobs that were completed without `complete_serial`.
 
     A job may become serial while it runs, when another one starts to wait for it, and the node that runs it does not
-    know. `completed` are rows of `complete_jobs`.
+    know. `completed` are rows of `complete_jobs`. Returns the ids of serial jobs among them.
     """
     serial_rows = [row for row in completed if row["serial"]]
     return _release_and_advance(
@@ -75,35 +66,34 @@ def lock_schedules(tx: Transaction, schedules: Sequence[str], *, skip_locked: bo
 
 def _release_and_advance(
     tx: Transaction, locked: Sequence[Row], completed: Sequence[Row], completions: Sequence[Completion]
-) -> CompletionResult:
+) -> set[str]:
     ids: set[str] = set()
     to_release: set[str] = set()  # schedules with a completed job and possibly a waiting one
     fixed_delays: dict[str, str] = {}
-    grouped = 0
     for row in completed:
         ids.add(str(row["id"]))
         if row["schedule_id"] is not None:
             to_release.add(str(row["schedule_id"]))
-        grouped += row["group_name"] is not None
     for row in locked:
         if not row["may_have_waiting"]:
             to_release.discard(str(row["id"]))
         if row["fixed_delay"] is not None:
             fixed_delays[str(row["id"])] = row["fixed_delay"]
-    released = grouped + (release_next(tx, sorted(to_release)) if to_release else 0)
-    schedule_advanced = (
+    release_next(tx, sorted(to_release))
+    if fixed_delays:
         _advance_fixed_delays(tx, fixed_delays, completed, {completion.id: completion.at for completion in completions})
-        if fixed_delays
-        else False
-    )
-    return CompletionResult(ids, released, schedule_advanced)
+    return ids
 
 
-def complete_one(tx: Transaction, completion: Completion) -> CompletionResult:
-    """Complete one attempt, in a transaction that may contain other writes, and release its successors."""
+def complete_one(tx: Transaction, completion: Completion) -> set[str]:
+    """Complete one attempt, in a transaction that may contain other writes, and release its successors.
+
+    Returns its id if its fence held.
+    """
     if completion.schedule_id is None and completion.group_queue is None:
         completed = complete_jobs(tx, [completion])
-        return release_successors(tx, completed, [completion])._replace(ids={str(row["id"]) for row in completed})
+        release_successors(tx, completed, [completion])
+        return {str(row["id"]) for row in completed}
     return complete_serial(tx, [completion], [] if completion.schedule_id is None else [completion.schedule_id])
 
 
@@ -114,8 +104,8 @@ def schedule_group_retries(tx: Transaction, completions: Sequence[Completion]) -
 
 def _advance_fixed_delays(
     tx: Transaction, recurrences: dict[str, str], completed: Sequence[Row], completed_at: dict[str, datetime]
-) -> bool:
-    """Set the next instants of fixed-delay schedules whose job completed; return whether any was set."""
+) -> None:
+    """Set the next instants of fixed-delay schedules whose job completed."""
     next_instants: dict[str, datetime] = {}
     for row in completed:
         id_, ended_at = str(row["schedule_id"]), completed_at[str(row["id"])]
@@ -131,14 +121,15 @@ def _advance_fixed_delays(
             following = ended_at
         if following is not None:
             next_instants[id_] = max(following, next_instants.get(id_, following))
-    return bool(next_instants) and tx.dialect.advance_fixed_delays(tx, next_instants)
+    if next_instants and tx.dialect.advance_fixed_delays(tx, next_instants):
+        tx.notify(SCHEDULES)
 
 
 def release_next(tx: Transaction, schedules: Sequence[str]) -> int:
     """Release the first waiting job of each schedule that has no other live job; return how many were released."""
     released = tx.dialect.release_next(tx, schedules) if schedules else 0
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     return released
 
 
@@ -162,4 +153,5 @@ def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> 
         complete_serial(tx, completions, list(successors))
     if running:
         tx.execute(update(table).where(table.c.id.in_(running)).values(cancel_requested=True, hold=Hold.STOPPING.value))
+        tx.notify(STOPS)
     return len(running)

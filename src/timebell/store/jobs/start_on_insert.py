@@ -43,7 +43,7 @@ class SlotReservation:
 def insert_and_start(
     tx: Transaction, new_jobs: Sequence[NewJob], reservation: SlotReservation | None, now: datetime
 ) -> list[Attempt]:
-    """Insert jobs; return the attempts that were started. Other nodes are notified of the rest."""
+    """Insert jobs; return the attempts that were started."""
     startable = (
         reservation.select_startable(tx, new_jobs, now) if reservation is not None and reservation.max_jobs > 0 else []
     )
@@ -54,7 +54,6 @@ def insert_and_start(
     )
     if len(started_ids) < len(new_jobs):  # includes jobs that are not due by the server's clock
         claim.insert_jobs(tx, [job for job in new_jobs if job.id not in started_ids] if started_ids else new_jobs)
-        tx.notify()
     return [_first_attempt(job, now) for job in startable if job.id in started_ids]
 
 

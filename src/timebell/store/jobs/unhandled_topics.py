@@ -19,7 +19,7 @@ from timebell.store.jobs import groups
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.serial import complete_serial
 from timebell.store.schema import jobs
-from timebell.store.transaction import Row, Transaction
+from timebell.store.transaction import JOBS, Row, Transaction
 
 NO_HANDLERS_RESULT = '{"listeners":0}'
 
@@ -61,7 +61,7 @@ def process_unhandled(tx: Transaction, handled: Routes, now: datetime) -> Unhand
         ]  # fmt: skip
         if completions:
             schedules = [job.schedule_id for job in completable if job.serial]
-            completed += len(complete_serial(tx, completions, schedules).ids)
+            completed += len(complete_serial(tx, completions, schedules))
     return UnhandledReport(held, released, completed, frozenset(routes))
 
 
@@ -106,5 +106,5 @@ def release_handled(tx: Transaction, handled: Routes) -> int:
         return 0
     released: int = tx.execute(update(jobs).where(jobs.c.id.in_(ids), is_held).values(hold=None)).rowcount
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     return released

@@ -36,7 +36,7 @@ from timebell.store.schedules.schedules import (
 )
 from timebell.store.schema import finished, revisions, schedules
 from timebell.store.schema import jobs as live_jobs
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, Transaction
 
 MAX_BACKFILLED_OCCURRENCES = 10_000
 SCHEDULE_DELETED_REASON = "schedule deleted"
@@ -79,7 +79,7 @@ def resume_schedule(
     if not catch_up:
         skip_paused_occurrences(tx, schedule, build, now)
     resumed = _update_schedule(tx, id_, now, enabled=True, paused_at=None, pause_reason=None)
-    notify_planners(tx, resumed, now)
+    notify_planners(tx, resumed)
     return resumed
 
 
@@ -99,7 +99,6 @@ def trigger_schedule(tx: Transaction, tenant_id: str, id_: str, build: JobBuilde
         claim.mark_serial(tx, [id_])
         if planned.supersedes:
             job_serial.supersede(tx, {id_: job.id}, now)
-        tx.notify()
     return repository.find_job(tx, tenant_id, job.id)
 
 
@@ -174,7 +173,6 @@ def backfill_schedule(
             job.kind, job.run_at, job.expires_at, job.serial = Kind.BACKFILL, now, None, serial
         claim.insert_returning_ids(tx, new_jobs)
         claim.mark_serial(tx, [id_])
-        tx.notify()
     return BackfillResult(missing, len(instants) - len(missing))
 
 
@@ -199,7 +197,7 @@ def release_backlog(tx: Transaction, tenant_id: str, id_: str | None, discard: b
     claim.mark_serial(tx, ids)
     job_serial.release_next(tx, ids)
     if released:
-        tx.notify()
+        tx.notify(JOBS)
     return released
 
 

@@ -122,8 +122,6 @@ def _update_following_schedules(
         changed += 1
         if edited.error is not None:
             errored.append(edited.id)
-    if changed:
-        tx.notify()
     return dataclasses.replace(saved, schedules=changed, errored_schedules=tuple(errored))
 
 

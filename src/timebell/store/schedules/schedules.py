@@ -39,7 +39,6 @@ from timebell.store.transaction import SCHEDULES, Transaction
 from timebell.tracing import strip_context
 
 log = logging.getLogger("timebell.planner")
-NOTIFY_HORIZON = timedelta(seconds=10)  # later firings are picked up by the next heartbeats
 
 # Builds the job of one occurrence: (schedule, scheduled_at, hold, now) -> job. Passed in by the caller because the
 # store does not know the defaults of topics and targets.
@@ -65,7 +64,7 @@ def upsert_schedule(
     if row is None:
         tx.execute(insert(schedules).values(**schedule_to_row(schedule)))
         insert_revision(tx, schedule, schedule.created_at)  # its first occurrence is after its creation
-        notify_planners(tx, schedule, now)
+        notify_planners(tx, schedule)
         return schedule
     if not replace:
         raise Conflict(
@@ -182,13 +181,13 @@ def overwrite_schedule(tx: Transaction, id_: str, schedule: Schedule, old: Sched
     tx.execute(update(schedules).where(matches).values(**written))
     edited = schedule_from_row(tx.execute(select(schedules).where(matches)).one())
     insert_revision(tx, edited, since)
-    notify_planners(tx, edited, now)
+    notify_planners(tx, edited)
     return edited
 
 
-def notify_planners(tx: Transaction, schedule: Schedule, now: datetime) -> None:
-    """Wake the planners of other nodes if the schedule may fire before their next heartbeat."""
-    if schedule.enabled and schedule.next_fire_at is not None and schedule.next_fire_at <= now + NOTIFY_HORIZON:
+def notify_planners(tx: Transaction, schedule: Schedule) -> None:
+    """Notify of a new or edited schedule, unless it does not fire."""
+    if schedule.enabled and schedule.next_fire_at is not None:
         tx.notify(SCHEDULES)
 
 

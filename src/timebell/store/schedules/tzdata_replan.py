@@ -19,7 +19,7 @@ from timebell.store.schedules.recurrence_column import recurrence_from_json
 from timebell.store.schedules.schedules import replace_recurrence
 from timebell.store.schedules.tzdata_log import record_changes, tally_schedule
 from timebell.store.schema import jobs, schedules, zone_changes
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.tzdata")
 
@@ -61,6 +61,7 @@ def replan_schedules(tx: Transaction, release: Release, after: str | None, now: 
     if updates:
         tx.execute(UPDATE_SCHEDULES, updates)
         record_changes(tx, release, tally, now)
+        tx.notify(SCHEDULES)
     return rows[-1].id if len(rows) == limit else None
 
 
@@ -80,7 +81,7 @@ def replan_jobs(tx: Transaction, release: Release, now: datetime, limit: int) ->
     if updates:
         tx.execute(UPDATE_JOBS, updates)
         record_changes(tx, release, tally, now)
-        tx.notify()
+        tx.notify(JOBS)
     return len(rows)
 
 

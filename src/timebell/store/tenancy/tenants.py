@@ -14,7 +14,7 @@ from timebell.model.job import Hold
 from timebell.model.page import Page
 from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import jobs, tenants
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, Transaction
 from timebell.tenancy.limits import Limits
 
 
@@ -59,7 +59,8 @@ def upsert_tenant(
         tx.execute(update(tenants).where(tenants.c.id == id_).values(timezone=timezone))
     if starts is None and row.starts is not None:  # the execution limits were removed: release the jobs they held
         tx.execute(update(jobs).where(jobs.c.hold == Hold.TENANT.value, jobs.c.tenant_id == id_).values(hold=None))
-        tx.notify()
+    if changes:
+        tx.notify(JOBS)
     return Tenant(id_, row.created_at, changed, timezone or row.timezone)
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from timebell.alarm import Alarm
 from timebell.client import datetimes
-from timebell.client.jobs import WAKE_HORIZON, Jobs, JobSpec
+from timebell.client.jobs import Jobs, JobSpec
 from timebell.client.schedules import Schedules
 from timebell.client.validation import check_text, parse_uuid
 from timebell.clock import Clock
@@ -37,12 +36,11 @@ class Campaigns:
     """Campaign operations. `ensure_open` opens the store if needed; `jobs` creates the jobs of test messages."""
 
     def __init__(
-        self, store: Store, clock: Clock, worker_alarm: Alarm, ensure_open: Callable[[], Any], jobs: Jobs,
+        self, store: Store, clock: Clock, ensure_open: Callable[[], Any], jobs: Jobs,
         schedules: Schedules, default_timezone: str | None,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
-        self._worker_alarm = worker_alarm
         self._ensure_open = ensure_open
         self._jobs = jobs
         self._schedules = schedules
@@ -67,8 +65,7 @@ class Campaigns:
             name=None if name is None else check_text(name, "name"), plan=plan, state=CampaignState.PENDING,
             send_at=at, timezone=zone_name, created_at=now, updated_at=now, created_by=created_by,
         )  # fmt: skip
-        await self._run(connection, campaigns.create_campaign, campaign, now + WAKE_HORIZON)
-        self._worker_alarm.wake_threadsafe()
+        await self._run(connection, campaigns.create_campaign, campaign)
         return campaign
 
     async def repeat(
@@ -120,11 +117,9 @@ class Campaigns:
                 new.name = None if new_name is None else check_text(new_name, "name")
             return new
 
-        campaign = await self._run_on_campaign(
-            connection, campaigns.edit_campaign, tenant_id, id, apply_changes, revision, now, now + WAKE_HORIZON
+        return await self._run_on_campaign(
+            connection, campaigns.edit_campaign, tenant_id, id, apply_changes, revision, now
         )
-        self._worker_alarm.wake_threadsafe()
-        return campaign
 
     async def get(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Campaign:
         """Return a campaign. Raises NotFound (CAMPAIGN_NOT_FOUND)."""
@@ -151,13 +146,15 @@ class Campaigns:
 
         Raises NotFound, Conflict (CAMPAIGN_STATE).
         """
-        return await self._transition(connection, campaigns.start_campaign, tenant_id, id, self._clock.now())
+        return await self._run_on_campaign(connection, campaigns.start_campaign, tenant_id, id, self._clock.now())
 
     async def pause(
         self, id: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> Campaign:  # fmt: skip
         """Open no more chunks; `resume` continues at the cursor. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
-        return await self._transition(connection, campaigns.pause_campaign, tenant_id, id, reason, self._clock.now())
+        return await self._run_on_campaign(
+            connection, campaigns.pause_campaign, tenant_id, id, reason, self._clock.now()
+        )
 
     async def resume(
         self, id: str, *, by: str | None = None, approve: bool = True, tenant_id: str = "default",
@@ -168,7 +165,7 @@ class Campaigns:
         Raises NotFound, Conflict (CAMPAIGN_STATE), and Refused (APPROVAL_MISSING) if such an approval is needed and
         `approve` is false.
         """
-        return await self._transition(
+        return await self._run_on_campaign(
             connection, campaigns.resume_campaign, tenant_id, id, by, approve, self._clock.now()
         )
 
@@ -176,7 +173,9 @@ class Campaigns:
         self, id: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> Campaign:  # fmt: skip
         """Stop a campaign for good. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
-        return await self._transition(connection, campaigns.stop_campaign, tenant_id, id, reason, self._clock.now())
+        return await self._run_on_campaign(
+            connection, campaigns.stop_campaign, tenant_id, id, reason, self._clock.now()
+        )
 
     async def retry(
         self, id: str, *, unknown: bool = False, tenant_id: str = "default", connection: Any = None
@@ -186,7 +185,7 @@ class Campaigns:
         With `unknown` also to those whose result is unknown, who may get a second message. Raises NotFound, Conflict
         (CAMPAIGN_STATE).
         """
-        return await self._transition(
+        return await self._run_on_campaign(
             connection,
             lambda tx: campaigns.retry_campaign(
                 tx, tenant_id, _require_campaign_id(id), include_unknown=unknown, now=self._clock.now()
@@ -298,11 +297,6 @@ class Campaigns:
             default = self._default_timezone or ("UTC" if send_at is None else None)
             resolved = datetimes.resolve_run_at(send_at, timezone, default, now)
         return resolved.at, resolved.timezone
-
-    async def _transition(self, connection: Any, operation: Callable[..., Campaign | None], *args: Any) -> Campaign:
-        campaign = await self._run_on_campaign(connection, operation, *args)
-        self._worker_alarm.wake_threadsafe()
-        return campaign
 
     async def _run_on_campaign(
         self, connection: Any, operation: Callable[..., Campaign | None], *args: Any

@@ -33,20 +33,17 @@ RETRY_DELAY_SECONDS = 1.0
 class CampaignTarget:
     """Sends chunks through the provider of the push target.
 
-    `audience_reader` refreshes audiences, `wake_worker` is called after new jobs were inserted, `now` returns an aware
-    datetime. Jobs of users cannot specify this target.
+    `audience_reader` refreshes audiences, `now` returns an aware datetime. Jobs of users cannot specify this target.
     """
 
     kind = "campaign"
 
     def __init__(
-        self, store: Store, push: PushTarget, audience_reader: AudienceReader, wake_worker: Callable[[], None],
-        now: Callable[[], datetime],
-    ) -> None:  # fmt: skip
+        self, store: Store, push: PushTarget, audience_reader: AudienceReader, now: Callable[[], datetime]
+    ) -> None:
         self._store = store
         self._push = push
         self._audience_reader = audience_reader
-        self._wake_worker = wake_worker
         self._now = now
         self.messages = LabeledCounter()
         """Number of messages by outcome; replaced by the node's counter in `wiring`."""
@@ -74,7 +71,6 @@ class CampaignTarget:
             return failed
         open_args = (campaign_id, number, delivery.job_id, delivery.attempt, self._now())
         opened, _ = await asyncio.gather(self._store.run(chunks.open_chunk, *open_args), provider.ready())
-        self._wake_worker()
         if opened.campaign is None or not opened.recipients:
             log.info("campaign %s opened no chunk: %s", campaign_id, opened.reason, extra={"event": "campaign.idle"})
             return Outcome.ok({"campaignId": campaign_id, "sent": 0, "why": opened.reason})
@@ -128,7 +124,6 @@ class CampaignTarget:
             )  # fmt: skip
         except InvalidInput as error:
             return Outcome.failed(error.code, error.message, retryable=False)
-        self._wake_worker()
         return Outcome.ok({"campaignId": delivery.job_id, "created": created})
 
     async def close(self) -> None:
@@ -168,7 +163,6 @@ class CampaignTarget:
                     error,
                 )
                 await _sleep(RETRY_DELAY_SECONDS)
-        self._wake_worker()
         counts = Counter(result.state for result in final)
         for outcome, count in (*counts.items(), (SendOutcome.RETRY.value, len(unsent))):
             self.messages.add(outcome, by=count)

@@ -44,11 +44,11 @@ TERMINAL_STATES = (CampaignState.STOPPED, CampaignState.COMPLETED)
 c = campaigns.c
 
 
-def create_campaign(tx: Transaction, campaign: Campaign, notify_before: datetime) -> Campaign:
+def create_campaign(tx: Transaction, campaign: Campaign) -> Campaign:
     """Insert a campaign and the job of its first chunk. Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE)."""
     repository.ensure_tenants(tx, {campaign.tenant_id}, campaign.created_at)
     require_audience(tx, campaign.tenant_id, campaign.plan)
-    enqueue_chunk(tx, campaign, earliest_send_at(campaign.plan, campaign.send_at), campaign.created_at, notify_before)
+    enqueue_chunk(tx, campaign, earliest_send_at(campaign.plan, campaign.send_at), campaign.created_at)
     _apply_pin(tx, campaign, campaign.created_at)
     tx.execute(insert(campaigns).values(**_campaign_to_row(campaign), id=campaign.id, tenant_id=campaign.tenant_id))
     return campaign
@@ -104,7 +104,6 @@ def enqueue_audience_refresh(
         payload=encode(payload), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE,
         timeout=AUDIENCE_READ_TIMEOUT_SECONDS,
     )])  # fmt: skip
-    tx.notify()
     return id_
 
 
@@ -121,7 +120,7 @@ def create_for_occurrence(
     create_campaign(tx, Campaign(
         id=id_, tenant_id=tenant_id, name=name, plan=sending, state=CampaignState.PENDING, send_at=at,
         timezone=timezone, schedule_id=schedule_id, created_at=now, updated_at=now,
-    ), now)  # fmt: skip
+    ))  # fmt: skip
     return True
 
 
@@ -146,13 +145,8 @@ def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> Non
         )  # fmt: skip
 
 
-def enqueue_chunk(
-    tx: Transaction, campaign: Campaign, at: datetime, now: datetime, notify_before: datetime | None = None
-) -> None:
-    """Insert the job that opens the next chunk at `at`. The caller saves the campaign.
-
-    Other nodes are notified unless the job is due after `notify_before`.
-    """
+def enqueue_chunk(tx: Transaction, campaign: Campaign, at: datetime, now: datetime) -> None:
+    """Insert the job that opens the next chunk at `at`. The caller saves the campaign."""
     campaign.job_id = new_id(now)
     claim.insert_jobs(tx, [NewJob(
         id=campaign.job_id, tenant_id=campaign.tenant_id, topic=TOPIC, scheduled_at=at, run_at=at,
@@ -160,8 +154,6 @@ def enqueue_chunk(
         payload=encode({"campaignId": campaign.id, "chunk": campaign.next_chunk}), target=encode(TARGET),
         route=f"@{TARGET['kind']}", queue=QUEUE, retry=encode(CHUNK_RETRY), timeout=CHUNK_TIMEOUT_SECONDS,
     )])  # fmt: skip
-    if notify_before is None or at <= notify_before:
-        tx.notify()
 
 
 def enqueue_recipient_count(tx: Transaction, campaign: Campaign, now: datetime) -> None:
@@ -206,7 +198,7 @@ def list_campaigns(
 
 def edit_campaign(
     tx: Transaction, tenant_id: str, id_: str, change: Callable[[Campaign], Campaign], revision: int | None,
-    now: datetime, notify_before: datetime,
+    now: datetime,
 ) -> Campaign | None:  # fmt: skip
     """Edit a campaign that has not started, or the content of a running one whose plan has `content_live`.
 
@@ -244,7 +236,7 @@ def edit_campaign(
     _apply_pin(tx, changed, now)
     if campaign.job_id is not None:
         repository.cancel(tx, tenant_id, campaign.job_id, now)
-    enqueue_chunk(tx, changed, earliest_send_at(changed.plan, changed.send_at), now, notify_before)
+    enqueue_chunk(tx, changed, earliest_send_at(changed.plan, changed.send_at), now)
     return save_campaign(tx, changed, now)
 
 

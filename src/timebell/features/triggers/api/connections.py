@@ -112,7 +112,6 @@ async def get_connection(name: Id, ctx: Context) -> Response:
 async def reauthorize_connection(name: Id, body: ConnectionTokensIn, ctx: Context) -> Response:
     """Replace the tokens of a connection. Work that waited for them continues."""
     ctx.subject, ctx.before = name, render_connection(await _find_connection(ctx, name))
-    ctx.started_operation = True
     return json_response(render_connection(await ctx.app.connections.put(
         name, **_token_arguments(body), replace=True, tenant_id=ctx.tenant_id, connection=ctx.connection
     )))  # fmt: skip

@@ -99,7 +99,6 @@ async def _apply_event(ctx: Context, source: Source, event: dict[str, Any]) -> C
     change = parse_event(event, str(source.options.get("boardId")))
     if change is None:
         return ChangeSummary()
-    ctx.started_operation = True
     summary: ChangeSummary = await ctx.run(webhook_changes.apply_webhook_changes, source, [change], ctx.now)
     if ctx.app.service is not None:
         record_changes(ctx.app.service.node.counters, summary)

@@ -196,7 +196,6 @@ async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str 
             f"{plain[0]} is in plain text and would be visible to every reader of the source.",
             code="INVALID_SOURCE_OPTIONS", fix='Store it as a secret and specify {"secret": "its name"}.',
         )  # fmt: skip
-    ctx.started_operation = True
     existing: Source | None = await ctx.run(rows.lock_source, ctx.tenant_id, name)
     if existing is not None:
         ctx.before = render_source(existing)

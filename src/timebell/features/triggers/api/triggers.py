@@ -238,7 +238,6 @@ async def _write_trigger(ctx: Context, name: str, body: TriggerPut, *, replace: 
         name, replace=replace, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
         **options, **labels,
     )  # fmt: skip
-    ctx.started_operation = operation is not None
     rendered = {**render_trigger(trigger), "scan": None if operation is None else render_operation(operation)}
     is_new = operation is not None and trigger.revision == 1
     headers = {"ETag": etag(trigger)} | ({"Location": f"/api/v1/triggers/{trigger.name}"} if is_new else {})
@@ -268,7 +267,6 @@ async def _find_trigger(ctx: Context, name: str) -> Trigger:
 
 
 def _operation_response(ctx: Context, operation: Operation) -> Response:
-    ctx.started_operation = True
     return json_response(render_operation(operation), 202, {"Location": f"/api/v1/operations/{operation.id}"})
 
 

@@ -25,20 +25,15 @@ MAX_LIFETIME_SECONDS = 10 * 366 * 86_400.0
 
 
 class Connections:
-    """Connection operations. A source refers to a connection with `{"connection": "name"}` as its token.
-
-    `wake_operations` is called after new tokens were stored, so that sources are read again.
-    """
+    """Connection operations. A source refers to a connection with `{"connection": "name"}` as its token."""
 
     def __init__(
         self, store: Store, clock: Clock, ensure_open: Callable[[], Any], get_keyring: Callable[[], Keyring],
-        wake_operations: Callable[[], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._ensure_open = ensure_open
         self._get_keyring = get_keyring
-        self._wake_operations = wake_operations
 
     async def put(
         self, name: str, access_token: str, refresh_token: str | None = None, *, expires_in: float | None = None,
@@ -74,8 +69,6 @@ class Connections:
         stored = await self._run(
             connection, connections.upsert_connection, self._get_keyring(), new_connection, tokens, now, replace=replace
         )
-        if connection is None:
-            self._wake_operations()
         return stored
 
     async def get(self, name: str, *, tenant_id: str = "default") -> Connection:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from timebell.alarm import Alarm
 from timebell.client.jobs import Jobs, JobSpec
 from timebell.client.secrets import check_name
 from timebell.client.validation import check_text, parse_uuid, unknown_options
@@ -57,20 +56,16 @@ TRIGGER_OPTIONS = (
 class Triggers:
     """Trigger operations.
 
-    `ensure_open` opens the store if needed, `jobs` validates the job that a trigger creates, `wake_operations` is
-    called when the leader has new work.
+    `ensure_open` opens the store if needed, `jobs` validates the job that a trigger creates.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, worker_alarm: Alarm, ensure_open: Callable[[], Any], jobs: Jobs,
-        wake_operations: Callable[[], None],
+        self, store: Store, clock: Clock, ensure_open: Callable[[], Any], jobs: Jobs,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
-        self._worker_alarm = worker_alarm
         self._ensure_open = ensure_open
         self._jobs = jobs
-        self._wake_operations = wake_operations
 
     async def put_source(
         self, name: str, kind: str = "webhook", options: Mapping[str, Any] | None = None, *, replace: bool = True,
@@ -94,8 +89,6 @@ class Triggers:
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
         source = await self._run(connection, sources.upsert_source, new_source, now, replace=replace)
-        if connection is None:
-            self._wake_operations()
         return source
 
     async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
@@ -135,8 +128,6 @@ class Triggers:
         for start in range(0, len(parsed), ITEM_BATCH_SIZE):
             batch = parsed[start : start + ITEM_BATCH_SIZE]
             total.add(await self._run(connection, planned_firings.apply_changes, source_row, batch, self._clock.now()))
-        if total.created:
-            self._worker_alarm.wake_threadsafe()
         return total
 
     async def list_items(
@@ -172,10 +163,7 @@ class Triggers:
         draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now)
         await self._ensure_open()
 
-        trigger, operation = await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
-        if operation is not None and connection is None:
-            self._wake_operations()
-        return trigger, operation
+        return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
 
     def _draft(
         self, name: str, source: str, column: str, topic: str, options: Mapping[str, Any], tenant_id: str,
@@ -248,8 +236,6 @@ class Triggers:
         """Start an operation that reconciles every item and plans missing jobs. Raises NotFound."""
         trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
         operation = await self._run(connection, triggers.start_scan, trigger, self._clock.now(), created_by)
-        if connection is None:
-            self._wake_operations()
         return operation
 
     async def get_operation(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
@@ -271,8 +257,6 @@ class Triggers:
         _, operation = await self._run_on_trigger(
             connection, name, triggers.delete_trigger, tenant_id, name, now, created_by
         )
-        if connection is None:
-            self._wake_operations()
         return operation
 
     async def _run_on_trigger(

@@ -66,7 +66,7 @@ class SourcePoller:
 
     def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self.alarm = Alarm(node.clock)
+        self.alarm = node.wakeups.add_alarm(sources.SOURCES)
         self.adapters = AdapterCache(node)
         self._scans = node.counters.of_features[metrics.SCANS]
         self._run_as_leader = run_as_leader
@@ -101,7 +101,6 @@ class SourcePoller:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
         await self.adapters.close()
-        self.alarm.close()
 
     async def _run_source(self, source_id: str) -> None:
         watch = self._watches[source_id]
@@ -208,7 +207,7 @@ class SourcePoller:
         while await self._run_as_leader(
             planned_firings.mark_unseen_gone, source, started_micros, PAGE_SIZE, self.node.clock.now()
         ):
-            self.node.worker_alarm.wake()
+            pass
         message = self._describe_row_errors(source, rejected_count, examples)
         final_cursor = json.dumps({"changes": changes_cursor})
         await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
@@ -258,8 +257,6 @@ class SourcePoller:
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         metrics.record_changes(self.node.counters, summary)
-        if summary.created:
-            self.node.worker_alarm.wake()
         return summary.rejected
 
     async def _record_row_errors(self, source: Source, row_errors: list[str]) -> None:

@@ -12,12 +12,13 @@ from sqlalchemy import Row, delete, insert, or_, select, update
 from timebell.errors import Conflict, NotFound
 from timebell.features.triggers.model.connection import REAUTHORIZATION_MESSAGE, Connection, Tokens, connection_name
 from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED
+from timebell.features.triggers.store.sources import SOURCES
 from timebell.features.triggers.store.tables import connections, firings, triggers
 from timebell.model.job import JobState, Kind
 from timebell.model.page import Page
 from timebell.store.schema import jobs, sources
 from timebell.store.tenancy.secrets import find_cipher, get_or_create_cipher
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, Transaction
 from timebell.tenancy.secrets import Keyring
 
 
@@ -177,6 +178,7 @@ def _resume_waiting(tx: Transaction, tenant_id: str, name: str, now: datetime) -
     ids = [source.id for source in _sources_using(tx, tenant_id, name)]
     if not ids:
         return
+    tx.notify(SOURCES)
     unauthorized = sources.c.id.in_(ids) & (sources.c.error_code == SOURCE_UNAUTHORIZED)
     tx.execute(update(sources).where(unauthorized).values(error=None, error_code=None))
     firing_jobs = select(firings.c.job_id).join(triggers, triggers.c.id == firings.c.trigger_id)
@@ -186,7 +188,7 @@ def _resume_waiting(tx: Transaction, tenant_id: str, name: str, now: datetime) -
     )  # fmt: skip
     query = update(jobs).where(jobs.c.id.in_(firing_jobs.where(triggers.c.source_id.in_(ids))), waiting)
     if tx.execute(query.values(run_at=now)).rowcount:
-        tx.notify()
+        tx.notify(JOBS)
 
 
 def _sources_using(tx: Transaction, tenant_id: str, name: str) -> list[Row[Any]]:

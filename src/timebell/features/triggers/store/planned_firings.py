@@ -46,8 +46,6 @@ from timebell.store.transaction import Transaction
 
 PROGRESS_POLL_SECONDS = 0.5
 """Interval at which a scan checks the progress of the source's first full scan."""
-NOTIFY_HORIZON = timedelta(seconds=10)
-"""Other nodes are notified of jobs due sooner than this."""
 PAYLOAD_HEADROOM_BYTES = 4096
 """Added to the payload limit: a trigger's payload is validated with a short key and recipient, real ones are longer."""
 
@@ -190,8 +188,6 @@ def _apply_plan(
     observed.cancelled += len(prevented)
     inserted = insert_jobs(tx, list(new.values())) if new else set()
     observed.created += len(inserted)
-    if any(job.run_at <= now + NOTIFY_HORIZON for job in new.values()):
-        tx.notify()
     rows = []
     for key in {**cancel, **new}:
         trigger_id, item, firing_key = key

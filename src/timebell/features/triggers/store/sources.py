@@ -26,7 +26,10 @@ from timebell.model.policy import Retry
 from timebell.model.schedule import Action
 from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import sources
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, Transaction
+
+SOURCES = "sources"
+"""Subject of notifications: a source is to be read."""
 
 
 def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bool) -> Source:
@@ -43,6 +46,7 @@ def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bo
             id=source.id, tenant_id=source.tenant_id, name=source.name, kind=source.kind, options=options,
             created_at=now, created_by=source.created_by, updated_at=now,
         ))  # fmt: skip
+        tx.notify(SOURCES)
         return source
     if not replace:
         raise Conflict(
@@ -57,6 +61,7 @@ def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bo
     if decode(row.options) != source.options:
         changed = {"options": options, "cursor": None, "updated_at": now}
         tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
+        tx.notify(SOURCES)
     return source_from_row(tx.execute(select(sources).where(sources.c.id == row.id)).one())
 
 
@@ -106,6 +111,7 @@ def delete_source(tx: Transaction, tenant_id: str, name: str) -> Source | None:
         )  # fmt: skip
     tx.execute(delete(items).where(items.c.source_id == row.id))
     tx.execute(delete(sources).where(sources.c.id == row.id))
+    tx.notify(SOURCES)
     return source_from_row(row)
 
 
@@ -114,7 +120,7 @@ def set_orphaned(tx: Transaction, source_id: str, reason: str | None, now: datet
     values = {"orphaned_at": None if reason is None else now, "orphaned_reason": reason}
     tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
     if reason is None:
-        tx.notify()
+        tx.notify(JOBS)
 
 
 def list_sources_of_kinds(tx: Transaction, kinds: Collection[str]) -> list[Source]:

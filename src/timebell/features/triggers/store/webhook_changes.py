@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 
 from timebell.features.triggers.model.trigger import ChangeSummary, ItemChange, Source, WebhookNotice, epoch_micros
 from timebell.features.triggers.store.planned_firings import apply_changes, ensure_items, lock_items
+from timebell.features.triggers.store.sources import SOURCES
 from timebell.features.triggers.store.tables import items
 from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
@@ -33,6 +34,7 @@ def apply_webhook_changes(
         if change is not None:
             total.add(apply_changes(tx, source, [change], now))
     tx.execute(update(items).where(items.c.source_id == source.id, items.c.key.in_(keys)).values(notified_at=now))
+    tx.notify(SOURCES)
     return total
 
 

@@ -28,6 +28,7 @@ from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
 from timebell.store.dialects.mariadb.dialect import MariaDialect
 from timebell.store.sql import SQL
+from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros
 from timebell.store.version import schema_outdated
@@ -88,8 +89,12 @@ class MariaStore:
 
     multi_node = True
 
-    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 10, read_only: bool = False) -> None:
+    def __init__(
+        self, url: str, *, server_clock: bool = True, pool_size: int = 10, read_only: bool = False,
+        subscribers: Subscribers | None = None,
+    ) -> None:  # fmt: skip
         self.url = url
+        self.subscribers = subscribers or Subscribers()
         self.dialect = MariaDialect(server_clock=server_clock)
         self._pool_size, self._read_only = pool_size, read_only
         self._engine = engine_for(url, pool_size=pool_size, read_only=read_only)
@@ -166,6 +171,7 @@ class MariaStore:
                     connection.rollback()
                 raise
         tx.steps.at("done")
+        self.subscribers.publish(tx.subjects)
         return result
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -201,7 +207,7 @@ class MariaStore:
                 pool.sync_engine.dispose()  # its other connections are probably lost, too
             raise unreachable(self.url, error) from error
         try:
-            async with handler_transaction(connection, self.join, finish):
+            async with handler_transaction(connection, self.join, finish, self.subscribers.publish):
                 yield connection
         except DBAPIError as error:
             if _is_connection_lost(error):
@@ -226,7 +232,10 @@ class MariaStore:
             connection = self._thread_engine.connect()
         except (PoolTimeout, DBAPIError) as error:
             raise unreachable(self.url, error) from error
-        with connection, handler_transaction_in_thread(connection, self.dialect, _with_rewriting(finish)):
+        with (
+            connection,
+            handler_transaction_in_thread(connection, self.dialect, _with_rewriting(finish), self.subscribers.publish),
+        ):
             yield connection
 
     def is_transient(self, error: BaseException) -> bool:
@@ -241,7 +250,7 @@ class MariaStore:
     async def unlock_engine(self) -> None:
         """Do nothing; see `lock_engine`."""
 
-    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+    async def listen(self) -> bool:
         """Return False: MariaDB has no notifications, so nodes poll."""
         return False
 
@@ -259,7 +268,7 @@ def _with_rewriting(operation: Callable[..., R]) -> Callable[..., R]:
     def run(tx: SqlTransaction, *args: Any, **kwargs: Any) -> R:
         inner = MariaTransaction(tx.connection, tx.dialect, tx.steps)
         result = operation(inner, *args, **kwargs)
-        tx.wants_notify = inner.wants_notify
+        tx.subjects = inner.subjects
         return result
 
     run.__name__ = getattr(operation, "__name__", "operation")

@@ -13,19 +13,19 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.store.dialects.handler_transactions import run_to_completion
-from timebell.store.transaction import SqlTransaction, Steps
+from timebell.store.transaction import NO_SUBJECTS, SqlTransaction, Steps
 
 
 class ExplicitTransactions:
-    """The open transactions by connection, with the notification to send when each one is committed."""
+    """The open transactions by connection, with the subjects to publish when each one is committed."""
 
     def __init__(self, new_transaction: Callable[[Connection, Steps], SqlTransaction]) -> None:
         self._new_transaction = new_transaction
-        self._notifications: dict[AsyncConnection, str] = {}
+        self._subjects: dict[AsyncConnection, frozenset[str]] = {}
 
     def is_open_on(self, connection: Any) -> bool:
         """Return whether one of the transactions is open on this connection."""
-        return isinstance(connection, AsyncConnection) and connection in self._notifications
+        return isinstance(connection, AsyncConnection) and connection in self._subjects
 
     async def join(
         self,
@@ -36,26 +36,26 @@ class ExplicitTransactions:
     ) -> Any:
         """Run an operation in the open transaction of a connection."""
 
-        def run_operation(inner: Connection) -> tuple[Any, str]:
+        def run_operation(inner: Connection) -> tuple[Any, frozenset[str]]:
             tx = self._new_transaction(inner, Steps(getattr(operation, "__name__", "operation")))
-            return operation(tx, *args, **kwargs), tx.wants_notify
+            return operation(tx, *args, **kwargs), tx.subjects
 
-        result, subject = await connection.run_sync(run_operation)
-        self._notifications[connection] = max(
-            self._notifications[connection], subject
-        )  # "schedules" > "jobs" > "": schedules includes jobs
+        result, subjects = await connection.run_sync(run_operation)
+        self._subjects[connection] |= subjects
         return result
 
     @contextlib.asynccontextmanager
-    async def open_on(self, connection: AsyncConnection, notify: Callable[[str], None]) -> AsyncIterator[None]:
+    async def open_on(
+        self, connection: AsyncConnection, publish: Callable[[frozenset[str]], None]
+    ) -> AsyncIterator[None]:
         """Open a transaction on a connection in autocommit mode; commit it at the end, or roll back on an error.
 
-        After the commit `notify` is called with the subject of the notification, if there is one.
+        After the commit `publish` is called with the subjects of its operations.
         """
         assert connection.sync_connection is not None
         driver: Any = connection.sync_connection.connection.driver_connection
         transaction = driver.transaction(isolation="read_committed")
-        self._notifications[connection] = ""
+        self._subjects[connection] = NO_SUBJECTS
         steps = Steps("begin")
         try:
             await transaction.start()
@@ -63,7 +63,7 @@ class ExplicitTransactions:
             steps.at("commit")
             await run_to_completion(transaction.commit())
             steps.at("done")
-            subject = self._notifications[connection]
+            subjects = self._subjects[connection]
         except BaseException:
             try:
                 await run_to_completion(transaction.rollback())
@@ -72,9 +72,8 @@ class ExplicitTransactions:
                     await connection.invalidate()
             raise
         finally:
-            self._notifications.pop(connection, None)
-        if subject:
-            notify(subject)
+            self._subjects.pop(connection, None)
+        publish(subjects)
 
 
 def is_stale_statement(error: BaseException) -> bool:

@@ -30,7 +30,8 @@ from timebell.store.dialects.postgres import pooler
 from timebell.store.dialects.postgres.dialect import PostgresDialect
 from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
 from timebell.store.sql import SQL
-from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps, Transaction
+from timebell.store.subscribers import Subscribers
+from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Row, SqlTransaction, Steps, Transaction
 from timebell.store.version import schema_outdated
 
 CHANNEL = "timebell"
@@ -83,8 +84,12 @@ class PostgresStore:
 
     multi_node = True
 
-    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 6, read_only: bool = False) -> None:
+    def __init__(
+        self, url: str, *, server_clock: bool = True, pool_size: int = 6, read_only: bool = False,
+        subscribers: Subscribers | None = None,
+    ) -> None:  # fmt: skip
         self.url = url
+        self.subscribers = subscribers or Subscribers()
         self.dialect = PostgresDialect(server_clock=server_clock)
         self._engine: AsyncEngine = engine_for(url, pool_size=pool_size, read_only=read_only)
         self._hot_engine: AsyncEngine = engine_for(
@@ -103,7 +108,7 @@ class PostgresStore:
         self._listener: asyncpg.Connection[Any] | None = None
         self._notify_task: asyncio.Task[None] | None = None
         self._closing_tasks: set[asyncio.Task[None]] = set()
-        self._pending_notification = ""
+        self._unsent_subjects = NO_SUBJECTS
 
     async def open(self) -> None:
         await self.read_clock()
@@ -111,6 +116,7 @@ class PostgresStore:
     async def close(self) -> None:
         if self._notify_task is not None:
             await asyncio.wait([self._notify_task])
+        await self._send_notifications()  # if the task was cancelled, for example by the end of `app.sync`
         if self._listener is not None:
             with contextlib.suppress(*_CONNECTION_ERRORS):
                 await self._listener.close(timeout=1)
@@ -138,9 +144,9 @@ class PostgresStore:
         """
         if self._explicit_transactions.is_open_on(connection):
             return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
-        result, wants_notify = await join_caller_connection(connection, self.dialect, operation, args, kwargs)
-        if wants_notify:
-            await join_caller_connection(connection, self.dialect, _notify, (wants_notify,), {})
+        result, subjects = await join_caller_connection(connection, self.dialect, operation, args, kwargs)
+        if subjects:
+            await join_caller_connection(connection, self.dialect, _notify, (subjects,), {})
         return result
 
     @contextlib.asynccontextmanager
@@ -155,7 +161,7 @@ class PostgresStore:
         except (*_CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
         try:
-            async with handler_transaction(connection, self.join, finish):
+            async with handler_transaction(connection, self.join, finish, self.subscribers.publish):
                 yield connection
         finally:
             await connection.close()
@@ -169,7 +175,8 @@ class PostgresStore:
             connection = self._thread_engine.connect()
         except DBAPIError as error:
             raise unreachable(self.url, error) from error
-        with connection, handler_transaction_in_thread(connection, self.dialect, finish, _notify):
+        publish = self.subscribers.publish
+        with connection, handler_transaction_in_thread(connection, self.dialect, finish, publish, _notify):
             yield connection
 
     @contextlib.asynccontextmanager
@@ -183,7 +190,7 @@ class PostgresStore:
         try:
             async with (
                 self._request_engine.connect() as connection,
-                self._explicit_transactions.open_on(connection, self._schedule_notify),
+                self._explicit_transactions.open_on(connection, self._publish),
             ):
                 yield connection
         except PoolTimeout as error:
@@ -211,7 +218,7 @@ class PostgresStore:
     async def unlock_engine(self) -> None:
         """Do nothing; see `lock_engine`."""
 
-    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+    async def listen(self) -> bool:
         """Subscribe to notifications, or reconnect; return False behind a pooler or if the connection fails."""
         if pooler.is_pooled(libpq_url(self.url)):
             return False
@@ -219,7 +226,7 @@ class PostgresStore:
             try:
                 listener = await asyncpg.connect(libpq_url(self.url), timeout=5, command_timeout=10)
                 try:
-                    await listener.add_listener(CHANNEL, lambda *notification: on_notification(str(notification[-1])))
+                    await listener.add_listener(CHANNEL, self._on_notification)
                 except BaseException:  # otherwise it would be taken for a subscribed connection
                     listener.terminate()
                     raise
@@ -228,9 +235,10 @@ class PostgresStore:
             self._listener = listener
         return True
 
-    def _transact(
-        self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
-    ) -> tuple[R, str]:
+    def _on_notification(self, *notification: Any) -> None:
+        self.subscribers.publish(frozenset(str(notification[-1]).split(",")))
+
+    def _transact(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
         driver = tx._driver()
         transaction = driver.transaction()
@@ -245,19 +253,19 @@ class PostgresStore:
             raise
         await_only(transaction.commit())
         tx.steps.at("done")
-        return result, tx.wants_notify
+        self._publish(tx.subjects)
+        return result
 
-    def _autocommit(
-        self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
-    ) -> tuple[R, str]:
+    def _autocommit(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
         result = operation(tx, *args, **kwargs)
         tx.steps.at("done")
-        return result, tx.wants_notify
+        self._publish(tx.subjects)
+        return result
 
     async def _run_on_pool(
         self,
-        runner: Callable[..., tuple[R, str]],
+        runner: Callable[..., Any],
         operation: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -273,8 +281,7 @@ class PostgresStore:
         for is_last in (False, False, True):
             try:
                 async with self._check_out(hot) as connection:
-                    result, wants_notify = await self._run_sync(connection, runner, operation, args, kwargs)
-                break
+                    return await self._run_sync(connection, runner, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
             except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
@@ -291,14 +298,14 @@ class PostgresStore:
                 if state in ("42P01", "42703"):
                     raise schema_outdated(self.url, None) from error
                 raise
-        if wants_notify:
-            self._schedule_notify(wants_notify)
-        return result
+        raise AssertionError
 
-    def _schedule_notify(self, subject: str) -> None:
-        self._pending_notification = max(
-            self._pending_notification, subject
-        )  # "schedules" > "jobs" > "": schedules includes jobs
+    def _publish(self, subjects: frozenset[str]) -> None:
+        """Publish the subjects of a committed transaction, and notify other nodes."""
+        if not subjects:
+            return
+        self.subscribers.publish(subjects)
+        self._unsent_subjects |= subjects
         if self._notify_task is None or self._notify_task.done():
             self._notify_task = asyncio.get_running_loop().create_task(self._send_notifications())
 
@@ -361,20 +368,25 @@ class PostgresStore:
             raise
 
     async def _send_notifications(self) -> None:
-        """Send one NOTIFY for all recent notifications. If it fails, other nodes notice within 5 s by polling."""
-        while subject := self._pending_notification:
-            self._pending_notification = ""
-            with contextlib.suppress(StoreUnreachable):
-                await self.run_autocommit(_notify, subject)
+        """Send one NOTIFY for all recent changes. If it fails, other nodes find them at their next heartbeat."""
+        while subjects := self._unsent_subjects:
+            self._unsent_subjects = NO_SUBJECTS
+            try:
+                await self.run_autocommit(_notify, subjects)
+            except asyncio.CancelledError:
+                self._unsent_subjects |= subjects
+                raise
+            except StoreUnreachable:
+                pass
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
 
-NOTIFY = SQL("SELECT pg_notify('timebell', CAST(:subject AS text))")
+NOTIFY = SQL("SELECT pg_notify('timebell', CAST(:subjects AS text))")
 READ_CLOCK = SQL("SELECT clock_timestamp() AS at")
 
 
-def _notify(tx: Transaction, subject: str) -> None:
-    tx.run_sql(NOTIFY, subject=subject)
+def _notify(tx: Transaction, subjects: frozenset[str]) -> None:
+    tx.run_sql(NOTIFY, subjects=",".join(sorted(subjects)))
 
 
 def _read_clock(tx: Transaction) -> Any:

@@ -33,7 +33,8 @@ from timebell.store.dialects.handler_transactions import (
 from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapted_engine
 from timebell.store.dialects.sqlite.dialect import SqliteDialect
 from timebell.store.sql import SQL
-from timebell.store.transaction import NO_VALUES, Dialect, Row, SqlTransaction, Steps
+from timebell.store.subscribers import Subscribers
+from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Dialect, Row, SqlTransaction, Steps
 from timebell.store.version import schema_outdated
 
 _CONNECT_OPTIONS = {
@@ -61,7 +62,7 @@ class SqliteTransaction(SqlTransaction):
         self.connection = connection  # without super().__init__(), for speed: there are several transactions per job
         self.dialect = dialect
         self.steps = steps
-        self.wants_notify = ""
+        self.subjects = NO_SUBJECTS
         self.driver = driver
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
@@ -146,9 +147,11 @@ class SqliteStore:
     multi_node = False
 
     def __init__(
-        self, url: str, wall_clock: Callable[[], datetime], *, durable: bool = True, read_only: bool = False
-    ) -> None:
+        self, url: str, wall_clock: Callable[[], datetime], *, durable: bool = True, read_only: bool = False,
+        subscribers: Subscribers | None = None,
+    ) -> None:  # fmt: skip
         self.url = url
+        self.subscribers = subscribers or Subscribers()
         self._durable = durable
         self._read_only = read_only
         self.dialect = DIALECT
@@ -224,8 +227,8 @@ class SqliteStore:
         result = operation(tx, *args, **kwargs)
         if transaction.probe is not None:
             tx.steps.at("done")
-        if tx.wants_notify:
-            self._on_commit(tx)
+        if tx.subjects:
+            self._publish(tx.subjects)
         return result
 
     def _transaction(self, operation: Callable[..., Any] | None = None) -> SqliteTransaction:
@@ -250,12 +253,13 @@ class SqliteStore:
             raise
         if transaction.probe is not None:
             tx.steps.at("done")
-        if tx.wants_notify:
-            self._on_commit(tx)
+        if tx.subjects:
+            self._publish(tx.subjects)
         return result
 
-    def _on_commit(self, tx: SqliteTransaction) -> None:
-        """Called after a commit with a notification. There are no other nodes; subclasses override it."""
+    def _publish(self, subjects: frozenset[str]) -> None:
+        """Publish the subjects of a committed transaction; there are no other nodes."""
+        self.subscribers.publish(subjects)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         if isinstance(connection, RequestTransaction):
@@ -270,7 +274,7 @@ class SqliteStore:
         async with (
             self._write_lock,
             self._handler_engine.connect() as connection,
-            handler_transaction(connection, self.join, finish),
+            handler_transaction(connection, self.join, finish, self._publish),
         ):
             yield connection
 
@@ -286,7 +290,7 @@ class SqliteStore:
             self._thread_engine = engine_for(self.url, durable=self._durable)
         with (
             self._thread_engine.connect() as connection,
-            handler_transaction_in_thread(connection, self.dialect, finish),
+            handler_transaction_in_thread(connection, self.dialect, finish, self._publish),
         ):
             yield connection
 
@@ -324,6 +328,7 @@ class SqliteStore:
         if transaction.probe is not None:
             tx.steps = Steps(getattr(operation, "__name__", "operation"))
         if not request.has_begun:
+            tx.subjects = NO_SUBJECTS
             tx.driver.execute("BEGIN IMMEDIATE")
             request.has_begun = True
         return operation(tx, *args, **kwargs)
@@ -336,6 +341,7 @@ class SqliteStore:
         steps.at("commit")
         self._request_transaction.driver.execute("COMMIT")
         steps.at("done")
+        self._publish(self._request_transaction.subjects)
 
     def _roll_back(self, request: RequestTransaction) -> None:
         if (
@@ -382,7 +388,7 @@ class SqliteStore:
             self._engine_lock.close()
             self._engine_lock = None
 
-    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+    async def listen(self) -> bool:
         """Return False: SQLite has no notifications."""
         return False
 
@@ -424,7 +430,7 @@ def _begin_if_needed(operation: Callable[..., R]) -> Callable[..., R]:
                 return operation(tx, *args, **kwargs)
             inner = SqliteTransaction(tx.connection, tx.dialect, tx.steps, driver_connection)
             result = operation(inner, *args, **kwargs)
-            tx.wants_notify = inner.wants_notify
+            tx.subjects = inner.subjects
             return result
 
         return driver.run_with_driver(run) if isinstance(driver, AdaptedConnection) else run(driver)
