@@ -28,7 +28,7 @@ from timebell.ids import new_id
 MAX_HEADERS = 64
 MAX_HEAD_BYTES = 16 * 1024  # of an incomplete request head
 HEAD_TIMEOUT_SECONDS = 10.0
-SHUTDOWN_GRACE_SECONDS = 2  # for responses in progress when the server stops
+SHUTDOWN_GRACE_SECONDS = 5  # for responses in progress when the server stops
 CORS_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CORS_REQUEST_HEADERS = (
     "Authorization", "Content-Type", "If-Match", "If-None-Match", "Idempotency-Key", "Last-Event-ID",
