@@ -259,6 +259,17 @@ async def test_a_repeated_request_can_return_its_job(store: Store) -> None:
 
 
 @stored
+async def test_jobs_of_one_batch_with_the_same_request_id_are_one_job(store: Store) -> None:
+    first = job(request_id="r")
+    same, other = [job(request_id="r") for _ in range(3)], job(request_id="s")
+    kept = await create(store, first, *same, other, on_conflict="keep")
+    assert kept == {one.id: first.id for one in same}
+    again = [job(request_id="r"), job(request_id="r"), job(request_id="s")]
+    kept = await create(store, *again, on_conflict="keep")
+    assert kept == dict(zip([one.id for one in again], [first.id, first.id, other.id], strict=True))
+
+
+@stored
 async def test_a_request_id_that_kept_another_job_leads_to_that_job(store: Store) -> None:
     standing = await one(store, key="k")
     first, second = job(key="k", request_id="r"), job(key="k", request_id="r")

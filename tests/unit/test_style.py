@@ -9,7 +9,7 @@ import pytest
 
 from scripts import style
 
-TEMPLATE = f"{style.TEMPLATES}/page.html"
+TEMPLATE = f"{style.TEMPLATES[0]}page.html"
 
 
 def findings(root: Path, base: str = style.BASE) -> list[str]:

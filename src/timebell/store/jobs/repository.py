@@ -79,13 +79,14 @@ def _reserve_request_ids(tx: Transaction, new_jobs: Sequence[NewJob], on_conflic
     if not new_jobs:
         return {}
     reserved = tx.dialect.reserve_request_ids(tx, new_jobs)
-    used = {(job.tenant_id, job.request_id): job.id for job in new_jobs if job.id not in reserved}
+    repeated = [job for job in new_jobs if job.id not in reserved]  # several may have the same request id
     existing: dict[str, str] = {}
-    if used:
-        is_used = tuple_(requests.c.tenant_id, requests.c.request_id).in_(list(used))
-        existing = {
-            used[row.tenant_id, row.request_id]: row.job_id for row in tx.execute(select(requests).where(is_used))
-        }
+    if repeated:
+        is_used = tuple_(requests.c.tenant_id, requests.c.request_id).in_(
+            {(job.tenant_id, job.request_id) for job in repeated}
+        )
+        holders = {(row.tenant_id, row.request_id): row.job_id for row in tx.execute(select(requests).where(is_used))}
+        existing = {job.id: holders[job.tenant_id, str(job.request_id)] for job in repeated}
     if existing and on_conflict != "keep":
         job = next(job for job in new_jobs if job.id in existing)
         raise _request_id_in_use(job.request_id, existing[job.id])
