@@ -41,7 +41,7 @@ def test_a_campaign_reaches_each_of_a_million_devices_once(store_url: str) -> No
             id=new_id(now), tenant_id="default", plan=CampaignPlan.from_json({"title": "Hello", "chunkDelayMs": 0}),
             state=CampaignState.PENDING, send_at=now, timezone="UTC", created_at=now, updated_at=now,
         )  # fmt: skip
-        await store.run(campaigns.create_campaign, created, now)
+        await store.run(campaigns.create_campaign, created)
         reached: set[int] = set()
         gone: set[int] = set()
         while (found := await store.run(campaigns.find_campaign, None, created.id)).state != "completed":  # type: ignore[union-attr]

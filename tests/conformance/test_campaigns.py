@@ -48,7 +48,7 @@ class Sender:
             id=new_id(self.now), tenant_id="default", plan=sending, state=CampaignState.PENDING, send_at=self.now,
             timezone="UTC", created_at=self.now, updated_at=self.now,
         )  # fmt: skip
-        self.run(campaigns.create_campaign, made, self.now)
+        self.run(campaigns.create_campaign, made)
         return made.id
 
     def get(self, id_: str) -> Campaign:

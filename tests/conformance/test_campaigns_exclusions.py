@@ -103,7 +103,7 @@ def test_an_edit_pins_the_audience_again(sender: Sender) -> None:
         return replace(found, plan=CampaignPlan.from_json({**found.plan.to_json(), "filters": {"ageMin": 20}}))
 
     sender.now += S
-    sender.run(campaigns.edit_campaign, "default", id_, change, None, sender.now, sender.now)
+    sender.run(campaigns.edit_campaign, "default", id_, change, None, sender.now)
     assert (first, sender.get(id_).pinned_at) == (sender.now - S, sender.now)
     sender.send_all(id_)
     assert sorted(sender.phones) == ["phone-0001", "phone-0002"]
@@ -123,13 +123,13 @@ def test_content_is_pinned_after_the_start_unless_it_is_live(sender: Sender, how
         return titled(found, filters={"gender": "F"})
 
     with pytest.raises(Conflict) as refused:
-        sender.run(campaigns.edit_campaign, "default", id_, elsewhere, None, sender.now, sender.now)
+        sender.run(campaigns.edit_campaign, "default", id_, elsewhere, None, sender.now)
     assert refused.value.code == "CAMPAIGN_STATE"
     if how == "pinned":
         with pytest.raises(Conflict):
-            sender.run(campaigns.edit_campaign, "default", id_, titled, None, sender.now, sender.now)
+            sender.run(campaigns.edit_campaign, "default", id_, titled, None, sender.now)
     else:
-        sender.run(campaigns.edit_campaign, "default", id_, titled, None, sender.now, sender.now)
+        sender.run(campaigns.edit_campaign, "default", id_, titled, None, sender.now)
     opened, _ = sender.open(id_)
     assert opened.campaign is not None
     assert opened.campaign.plan.title == ("Mended" if how == "live" else "Hello")

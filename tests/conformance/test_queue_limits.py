@@ -182,7 +182,7 @@ async def test_a_group_runs_up_to_its_limit_and_a_completion_releases_the_next(s
 
 async def _end(store: Store, *attempts: Attempt, state: JobState = JobState.COMPLETED) -> None:
     ends = [replace(ending(one, state), group_queue="q") for one in attempts]
-    assert await store.run(serial.complete_serial, ends, []) == ({one.id for one in attempts}, len(ends), False)
+    assert await store.run(serial.complete_serial, ends, []) == {one.id for one in attempts}
 
 
 @stored
@@ -221,7 +221,7 @@ async def _cancelled(store: Store, attempt: Attempt) -> None:
 
 
 async def _within(store: Store, attempt: Attempt) -> None:
-    assert await store.run(serial.complete_one, replace(ending(attempt), group_queue="q")) == ({attempt.id}, 1, False)
+    assert await store.run(serial.complete_one, replace(ending(attempt), group_queue="q")) == {attempt.id}
 
 
 WAYS: dict[str, Way] = {
