@@ -72,8 +72,11 @@ class Feature:
         return False
 
     def create_target(self, kind: str, settings: Settings, now: Callable[[], datetime]) -> Target:
-        """Create the target of one of `target_kinds`. Raises Refused if the settings do not permit it."""
-        raise NotImplementedError
+        """Create the target of one of `target_kinds`. Raises Refused if the settings do not permit it.
+
+        A feature with target kinds overrides this.
+        """
+        raise TypeError(f"{type(self).__name__} has the target kind {kind!r}, but does not override create_target.")
 
     def check_renders(self, kind: str, delivery: Delivery, options: Mapping[str, Any]) -> None:
         """Check that the target of one of `target_kinds` can render a delivery. Raises InvalidInput, InvalidPayload."""

@@ -26,9 +26,9 @@ def entity_tag(revision: int, *state: Any) -> str:
     return f'"{revision}-{sha256(orjson.dumps(state, default=str)).hexdigest()[:12]}"'
 
 
-def matches(if_match: str, tag: str) -> bool:
-    """Return whether the header contains the current ETag, or `*`."""
-    return if_match == "*" or tag in [each.strip().removeprefix("W/") for each in if_match.split(",")]
+def matches(header: str, tag: str) -> bool:
+    """Return whether an If-Match or If-None-Match header contains the current ETag, or is `*`."""
+    return header == "*" or tag in [each.strip().removeprefix("W/") for each in header.split(",")]
 
 
 def require_match(if_match: str | None, tag: str, subject: str, existing: str) -> None:

@@ -29,6 +29,7 @@ from starlette.requests import ClientDisconnect
 from timebell.api.admission import ArrivingBodies, ClientGone, wait_for_disconnect
 from timebell.api.authentication import Authenticator, Caller
 from timebell.api.client_address import client_network
+from timebell.api.if_match import matches
 from timebell.app import Timebell
 from timebell.errors import InvalidInput, NotFound, Refused, TimebellError
 from timebell.ids import new_id
@@ -191,9 +192,7 @@ def _not_modified(request: Request, response: Response) -> Response:
     sent, tag = request.headers.get("if-none-match"), response.headers.get("etag")
     if sent is None or tag is None or response.status_code != HTTPStatus.OK:
         return response
-    if sent != "*" and tag not in [each.strip().removeprefix("W/") for each in sent.split(",")]:
-        return response
-    return Response(status_code=304, headers={"ETag": tag})
+    return Response(status_code=304, headers={"ETag": tag}) if matches(sent, tag) else response
 
 
 async def _run_report(request: Request, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
+from timebell.api.keys import visible_tenant
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -28,7 +29,7 @@ from timebell.ids import new_id
 from timebell.store.tenancy import users as rows
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role, require
-from timebell.tenancy.users import Session, User
+from timebell.tenancy.users import Session, User, check_role_change
 
 routes = APIRouter(route_class=ApiRoute, tags=["users"])
 SESSION_ID_LENGTH = 16  # of the digest of the cookie; enough to tell sessions apart, not enough to look one up
@@ -107,7 +108,7 @@ async def create_user(body: UserIn, ctx: Context) -> Response:
 @routes.get("/users", response_model=UserPage, **read_route(Role.ADMIN))
 async def list_users(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
     """List the users of the tenant, including disabled ones. Platform keys list all users."""
-    page = await ctx.run(rows.list_users, limit, cursor, _visible_tenant(ctx))
+    page = await ctx.run(rows.list_users, limit, cursor, visible_tenant(ctx))
     return page_response(page, [render_user(user) for user in page])
 
 
@@ -123,11 +124,7 @@ async def patch_user(name: Id, body: UserPatch, ctx: Context) -> Response:
     user = await _user_for_change(ctx, name)
     if body.role is not None and body.role is not user.role:
         _check_permission(ctx, body.role)
-        if Role.PLATFORM in (body.role, user.role):
-            raise Refused(
-                "A user cannot change between a tenant and the platform.", code="ROLE_FIXED",
-                fix="Create another user.",
-            )  # fmt: skip
+        check_role_change(user, body.role)
         await ctx.run(rows.set_role, user.id, body.role)
     if body.password is not None:
         await ctx.run(rows.set_password, user.id, await _hash(body.password))
@@ -177,14 +174,9 @@ async def _hash(password: SecretStr) -> str:
     return await asyncio.to_thread(passwords.hash_password, password.get_secret_value())
 
 
-def _visible_tenant(ctx: Context) -> str | None:
-    """Return the tenant whose users the caller may access; None means all, including those of the platform."""
-    return None if ctx.caller.is_platform and not ctx.caller.names_tenant else ctx.tenant_id
-
-
 async def _find_user(ctx: Context, name: str) -> User:
     user: User | None = await ctx.run(rows.find_user, name)
-    if user is None or _visible_tenant(ctx) not in (None, user.tenant_id):
+    if user is None or visible_tenant(ctx) not in (None, user.tenant_id):
         raise not_found("user", name)
     return user
 

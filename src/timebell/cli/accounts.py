@@ -14,14 +14,14 @@ from timebell.cli.inputs import confirm, print_list
 from timebell.cli.keyring import ACTOR, iterate_pages, resolve_format, run_and_close, with_audit_record
 from timebell.cli.output import FAILED, print_message
 from timebell.client.validation import check_text
-from timebell.errors import InvalidInput, NotFound, Refused
+from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant
 from timebell.store.tenancy import users as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import Session, User
+from timebell.tenancy.users import Session, User, check_role_change
 
 
 def create_user(name: str, role: str, tenant: str, database: str | None) -> None:
@@ -92,11 +92,7 @@ def set_role(name: str, role: str, database: str | None) -> None:
     new_role = _parse_role(role)
 
     def change(tx: Transaction, user: User) -> None:
-        if Role.PLATFORM in (new_role, user.role) and new_role is not user.role:
-            raise Refused(
-                "A user cannot change between a tenant and the platform.", code="ROLE_FIXED",
-                fix="Create another user.",
-            )  # fmt: skip
+        check_role_change(user, new_role)
         rows.set_role(tx, user.id, new_role)
 
     _change_user(name, database, "user.update", change)

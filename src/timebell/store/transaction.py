@@ -51,7 +51,7 @@ class Transaction(Protocol):
 
     dialect: Dialect
     subjects: frozenset[str]
-    """What to notify of after the commit."""
+    """Subjects to notify after the commit."""
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         """Execute a literal statement; return its rows."""

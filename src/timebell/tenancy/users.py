@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 
+from timebell.errors import Refused
 from timebell.tenancy.roles import Role
 
 SESSION_IDLE_TIMEOUT, SESSION_MAX_AGE = timedelta(minutes=30), timedelta(hours=12)
@@ -41,6 +42,14 @@ class Session:
     def is_expired(self, now: datetime) -> bool:
         """Return whether the session exceeded its idle timeout or its maximum age."""
         return now - self.seen_at >= SESSION_IDLE_TIMEOUT or now - self.created_at >= SESSION_MAX_AGE
+
+
+def check_role_change(user: User, role: Role) -> None:
+    """Check that a user may get a role. Raises Refused (ROLE_FIXED)."""
+    if role is not user.role and Role.PLATFORM in (role, user.role):
+        raise Refused(
+            "A user cannot change between a tenant and the platform.", code="ROLE_FIXED", fix="Create another user."
+        )
 
 
 def lock_duration(failures: int) -> timedelta | None:
