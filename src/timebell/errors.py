@@ -17,7 +17,7 @@ TimebellError
 ├── ServerUnreachable                    SERVER_UNREACHABLE
 ├── ServerError                          SERVER_ERROR
 └── StoreError
-    ├── StoreUnreachable                 DATABASE_UNREACHABLE
+    ├── StoreUnreachable                 DATABASE_UNREACHABLE, DATABASE_READ_ONLY, DATABASE_RESTARTING, ...
     ├── SchemaOutdated                   DATABASE_NOT_UPGRADED
     └── StoreInUse                       SQLITE_IN_USE
 """

@@ -22,6 +22,7 @@ from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.store.cluster import repair
 from timebell.store.dialects.batches import job_row
 from timebell.store.dialects.mariadb.dialect import MariaDialect
+from timebell.store.dialects.mariadb.server import MariaServer
 from timebell.store.dialects.mariadb.store import MariaTransaction, engine_for
 from timebell.store.dialects.operations import Operations
 from timebell.store.dialects.postgres.dialect import PostgresDialect
@@ -649,7 +650,7 @@ def filled_mariadb(mariadb: MariaDB) -> Iterator[str]:
         "soon": f"CASE WHEN n < 200 THEN 0 ELSE {to_micros(after(days=1))} + n * 1000000 END",
         "false": "false", "true": "true", "t0": "0", "running": RUNNING, "waiting": MARIADB_ROWS - WAITING,
     }  # fmt: skip
-    engine = engine_for(url)
+    engine = engine_for(MariaServer(url))
     with engine.connect() as connection:
         connection.exec_driver_sql("SET SESSION sql_mode = 'PIPES_AS_CONCAT'")
         for text in (
@@ -692,7 +693,7 @@ class ExplainingTransaction(MariaTransaction):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_hot_statement_uses_an_index_on_mariadb(filled_mariadb: str, name: str) -> None:
-    engine = engine_for(filled_mariadb)
+    engine = engine_for(MariaServer(filled_mariadb))
     with engine.connect() as connection:
         tx = ExplainingTransaction(connection, MariaDialect(), UNOBSERVED_STEPS)
         before = _rows_read(connection)

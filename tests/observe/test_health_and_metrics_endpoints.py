@@ -15,6 +15,7 @@ from tests.unit.cli.test_serve import get
 from timebell import Timebell
 from timebell.api import health, metrics, server
 from timebell.clock import system_now
+from timebell.engine.heartbeat import Heartbeat
 from timebell.engine.planner import Planner
 from timebell.engine.worker import Worker
 from timebell.store import open as opening
@@ -73,7 +74,7 @@ def test_remote_clients_get_no_reasons_or_addresses(sqlite_url: str, monkeypatch
     served(sqlite_url, test)
 
 
-@pytest.mark.parametrize("service", [Planner, Worker])
+@pytest.mark.parametrize("service", [Heartbeat, Planner, Worker])
 def test_a_process_whose_loop_is_stuck_is_not_ready(
     service: type[Any], sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

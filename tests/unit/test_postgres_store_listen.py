@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import asyncpg
 import pytest
 
+from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.postgres.store import PostgresStore
 
 
@@ -34,7 +34,7 @@ def test_failed_listen_returns_false_and_is_retried(monkeypatch: pytest.MonkeyPa
         connections.append(Refusing())
         return connections[-1]
 
-    monkeypatch.setattr(asyncpg, "connect", connect)
+    monkeypatch.setattr(PostgresServer, "connect", connect)
 
     async def body() -> list[bool]:
         store = PostgresStore("postgresql://localhost/timebell")

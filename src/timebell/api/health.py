@@ -24,7 +24,8 @@ from timebell.store.transaction import Transaction
 from timebell.store.version import HEAD, VERSION_TABLE, schema_outdated
 
 STORE_TIMEOUT_SECONDS = 3.0  # for the database query of a probe
-STUCK_AFTER_HEARTBEATS = 3  # planner and worker must complete a step within this many heartbeats
+STUCK_AFTER_HEARTBEATS = 1.5  # planner and worker must complete a step within this many heartbeats
+STUCK_STEP_SECONDS = 3.0  # and each step within this time, in which a database that has gone silent is abandoned
 
 
 class NotReady(Exception):
@@ -108,9 +109,15 @@ def _check_clock(app: Timebell) -> None:
 
 
 def check_loops(app: Timebell, service: Service) -> None:
-    """Check that planner and worker make progress: each heartbeat wakes both. Raises NotReady (ENGINE_STUCK)."""
+    """Check that the loops make progress. Raises NotReady (ENGINE_STUCK).
+
+    Each heartbeat wakes planner and worker, and no step of the three takes long, unless the database does not answer.
+    """
     max_age = max(STUCK_AFTER_HEARTBEATS * service.node.options.heartbeat, STORE_TIMEOUT_SECONDS)
     now = app.clock.monotonic()
+    for name in ("heartbeat", "planner", "worker"):
+        if (age := now - service.step_began_at.get(name, now)) > STUCK_STEP_SECONDS:
+            raise NotReady("ENGINE_STUCK", f"The {name} has waited for {age:.0f} s.")
     for name in ("planner", "worker"):
         age = now - service.last_step_at.get(name, service.started_at)
         if age > max_age:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from logging import DEBUG, WARNING
+from math import ceil, inf
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ from timebell.api.authentication import Unauthorized
 from timebell.api.authentication_failures import TooManySignIns
 from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
 from timebell.api.schemas import UnknownField
+from timebell.clock import Clock
 from timebell.errors import (
     Conflict,
     InThePast,
@@ -31,9 +33,11 @@ from timebell.errors import (
     StoreError,
     TimebellError,
 )
+from timebell.store.unavailability import BY_CODE, UNREACHABLE
 from timebell.tenancy.limits import LimitReached
 
 log = logging.getLogger("timebell.api")
+OUTAGE_LOG_SECONDS = 60.0  # until a request that fails for the same reason is logged again
 
 STATUS_BY_ERROR: tuple[tuple[type[TimebellError], int], ...] = (
     (Unauthorized, 401), (TooManySignIns, 429), (LimitReached, 429), (BodyTooLarge, 413),
@@ -84,10 +88,12 @@ def problem_for(
         headers["Connection"] = "close"  # the rest of the request body is not read
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         after = getattr(error, "retry_after", None)
-        headers["Retry-After"] = str(math.ceil(after or 60))
+        headers["Retry-After"] = str(ceil(after or 60))
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = "1"
-    detail = "The database does not answer." if isinstance(error, StoreError) else error.message
+    detail = error.message
+    if isinstance(error, StoreError):  # its message may contain the address of the database
+        detail = f"The database {BY_CODE.get(error.code, UNREACHABLE).description}."
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and errors is None:
         fix = {"fix": error.fix} if error.fix else {}
         errors = [{"pointer": POINTERS.get(error.code, ""), "detail": error.message, "code": error.code, **fix}]
@@ -97,13 +103,29 @@ def problem_for(
     )  # fmt: skip
 
 
-def install_handlers(web: FastAPI) -> None:
+class _OutageLog:
+    """Log an outage of the database once a minute, not once per request."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._logged_at: dict[str, float] = {}
+
+    def log(self, request: Request, error: StoreError) -> None:
+        now = self._clock.monotonic()
+        is_repeated = now - self._logged_at.get(error.code, -inf) < OUTAGE_LOG_SECONDS
+        if not is_repeated:
+            self._logged_at[error.code] = now
+        log.log(DEBUG if is_repeated else WARNING, "%s %s: %s", request.method, request.url.path, error)
+
+
+def install_handlers(web: FastAPI, clock: Clock) -> None:
     """Install exception handlers that turn every error into a problem response."""
+    outages = _OutageLog(clock)
 
     @web.exception_handler(TimebellError)
     async def _handle_timebell_error(request: Request, error: TimebellError) -> Response:
         if isinstance(error, StoreError):
-            log.warning("%s %s: %s", request.method, request.url.path, error)
+            outages.log(request, error)
         return problem_for(error, _request_id(request))
 
     @web.exception_handler(RequestValidationError)

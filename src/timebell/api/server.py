@@ -80,7 +80,7 @@ class HttpApp:
         self._proxies = TrustedProxies(app.settings.http_trusted_proxies)
         self._fastapi = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
         self.authenticator = self._fastapi.state.authenticator = Authenticator(app, allow_local=allow_local)
-        install_handlers(self._fastapi)
+        install_handlers(self._fastapi, app.clock)
         for router in routers:
             self._fastapi.router.routes.extend(router.routes)
         origins = [origin.strip() for origin in (app.settings.http_cors_origins or "").split(",") if origin.strip()]

@@ -8,8 +8,6 @@ import shlex
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from sqlalchemy import make_url
-
 from timebell import settings as configuration
 from timebell.app import Timebell
 from timebell.cli.database import is_missing, redact_url
@@ -24,6 +22,7 @@ from timebell.store.dialects.base import Store
 from timebell.store.open import BACKEND_BY_SCHEME, open_store, upgrade
 from timebell.store.schedules import after_restore
 from timebell.store.schedules.after_restore import HeldAfterRestore
+from timebell.store.urls import parse_database_url, split_hosts
 from timebell.store.version import HEAD
 
 NODE_ALIVE_WINDOW = timedelta(seconds=15)  # a node with a heartbeat within this time is live
@@ -155,7 +154,7 @@ async def _check_no_live_nodes(store: Store) -> None:
 def _sqlite_path(url: str) -> Path | None:
     """Return the file of a SQLite database, None for a server. Raises InvalidInput (INVALID_DATABASE_URL)."""
     open_store(url, system_now)
-    parsed = make_url(url)
+    parsed = parse_database_url(url)
     return Path(parsed.database or ":memory:") if parsed.get_backend_name() == "sqlite" else None
 
 
@@ -164,11 +163,12 @@ def _native_commands(url: str, file: Path) -> tuple[str, str, str]:
 
     A password is not part of the commands; a placeholder for its environment variable is.
     """
-    parsed, quoted_file = make_url(url), shlex.quote(str(file))
+    parsed, quoted_file = parse_database_url(url), shlex.quote(str(file))
     if BACKEND_BY_SCHEME[parsed.get_backend_name()] == "mysql":
+        host, port = split_hosts(parsed, 0)[0]
         options = {
-            "host": parsed.host,
-            "port": parsed.port,
+            "host": host,
+            "port": port,
             "socket": parsed.query.get("unix_socket"),
             "user": parsed.username,
         }

@@ -50,7 +50,7 @@ class ApiClient:
 
     def __post_init__(self) -> None:
         self._application.state.authenticator = self.authenticator
-        install_handlers(self._application)
+        install_handlers(self._application, self.authenticator.app.clock)
         self._application.router.routes.extend(v1.build_routes(self.authenticator.app.features).routes)
 
     async def request(

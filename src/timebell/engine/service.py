@@ -49,6 +49,8 @@ class Service:
         self._alarms: dict[str, Alarm] = {}
         self.last_step_at: dict[str, float] = {}
         """When each service last finished a step (monotonic seconds)."""
+        self.step_began_at: dict[str, float] = {}
+        """When each service that is in a step began it (monotonic seconds)."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -129,6 +131,7 @@ class Service:
         pause = MIN_RETRY_DELAY_SECONDS
         self._alarms[name] = alarm
         while True:
+            self.step_began_at[name] = self.node.clock.monotonic()
             try:
                 next_step_at = await step()
                 pause = MIN_RETRY_DELAY_SECONDS
@@ -147,6 +150,7 @@ class Service:
                 log.exception("service %s crashed; restarting", name)
                 next_step_at, pause = self._retry_at(pause), min(pause * 2, MAX_RETRY_DELAY_SECONDS)
             self.last_step_at[name] = self.node.clock.monotonic()
+            del self.step_began_at[name]
             if next_step_at is None or next_step_at > self.node.clock.now():
                 await alarm.wait(next_step_at)
 

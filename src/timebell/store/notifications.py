@@ -86,11 +86,12 @@ class PostgresChannel:
         """Subscribe on a dedicated connection. Does not work through a pooler in transaction mode."""
         import asyncpg
 
-        from timebell.store.dialects.postgres.store import libpq_url, unreachable
+        from timebell.store.dialects.postgres.server import PostgresServer
+        from timebell.store.dialects.postgres.store import unreachable
 
         try:
-            connection = await asyncpg.connect(
-                libpq_url(self._url), timeout=NOTIFICATION_TIMEOUT_SECONDS, command_timeout=NOTIFICATION_TIMEOUT_SECONDS
+            connection = await PostgresServer(self._url).connect(
+                timeout=NOTIFICATION_TIMEOUT_SECONDS, command_timeout=NOTIFICATION_TIMEOUT_SECONDS
             )
             self._connection = connection
             await connection.add_listener(CHANNEL, lambda *notification: on_message(str(notification[-1])))

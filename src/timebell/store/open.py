@@ -15,8 +15,10 @@ from timebell.errors import InvalidInput, StoreUnreachable
 from timebell.store.dialects.base import Store
 from timebell.store.dialects.mariadb import store as mariadb
 from timebell.store.dialects.postgres import store as postgres
+from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.sqlite import store as sqlite
 from timebell.store.subscribers import Subscribers
+from timebell.store.urls import parse_database_url
 from timebell.store.version import HEAD, VERSION_TABLE, WORKS_SINCE, schema_outdated
 
 R = TypeVar("R")
@@ -53,7 +55,7 @@ def open_store(
 def parse_url(url: str) -> URL:
     """Parse a database URL. Raises InvalidInput (INVALID_DATABASE_URL)."""
     try:
-        parsed = make_url(url)
+        parsed = parse_database_url(url)
     except ArgumentError as error:
         raise _unsupported_url(url) from error
     except ValueError:
@@ -183,7 +185,8 @@ async def _run_on_connection(url: str, function: Callable[[Connection], R], begi
     if _backend(url) == "mysql":
         return await asyncio.to_thread(_run_on_mariadb, url, function)
     timeout = postgres.MIGRATION_TIMEOUT_SECONDS if function is migrate else postgres.STATEMENT_TIMEOUT_SECONDS
-    engine = postgres.engine_for(url, statement_timeout=timeout).execution_options(isolation_level="READ COMMITTED")
+    engine = postgres.engine_for(PostgresServer(url), statement_timeout=timeout)
+    engine = engine.execution_options(isolation_level="READ COMMITTED")
     try:
         async with engine.begin() as connection:
             return await connection.run_sync(function)

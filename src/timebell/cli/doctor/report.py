@@ -27,7 +27,6 @@ from timebell.settings import Settings
 from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
 from timebell.store.dialects.postgres.pooler import is_pooled
-from timebell.store.dialects.postgres.store import libpq_url
 from timebell.store.open import is_compatible, open_store
 from timebell.store.schedules import tzdata_replan
 from timebell.store.transaction import Transaction
@@ -88,9 +87,7 @@ async def _check_database(settings: Settings) -> AsyncIterator[Check]:
 async def _check_open_database(store: Store, stored_version: str | None, settings: Settings) -> AsyncIterator[Check]:
     yield await _check_connection(store)
     if store.dialect.notifies:
-        server = dataclasses.replace(
-            await store.run(doctor_database.inspect_server), pooled=is_pooled(libpq_url(store.url))
-        )
+        server = dataclasses.replace(await store.run(doctor_database.inspect_server), pooled=is_pooled(store.url))
         for check in doctor_database.check_server(server):
             yield check
         if server.standby or server.read_only:

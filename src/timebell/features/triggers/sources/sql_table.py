@@ -29,6 +29,7 @@ from timebell.features.triggers.sources import mysql_source
 from timebell.features.triggers.sources.base import RowPage
 from timebell.model.policy import parse_seconds
 from timebell.store.dialects.postgres import store as postgres
+from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.open import BACKEND_BY_SCHEME
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -199,7 +200,7 @@ class SqlTable:
                         mysql_source.fetch_rows, self._mysql_engine, query, dict(parameters), limit
                     )
                 if self._engine is None:
-                    self._engine = postgres.engine_for(str(self._url), pool_size=2, read_only=True)
+                    self._engine = postgres.engine_for(PostgresServer(str(self._url)), pool_size=2, read_only=True)
                 async with self._engine.connect() as connection:
                     result = await connection.execute(text(query), dict(parameters))
                     return [dict(row._mapping) for row in result.fetchmany(limit)]

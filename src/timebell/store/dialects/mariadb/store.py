@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import repeat
 from operator import add
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,10 +27,14 @@ from timebell.store.dialects.handler_transactions import handler_transaction, ha
 from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
 from timebell.store.dialects.mariadb.dialect import MariaDialect
+from timebell.store.dialects.mariadb.server import MariaServer
+from timebell.store.dialects.pulse import PROBE_TIMEOUT_SECONDS, Pulse
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros
+from timebell.store.unavailability import MARIADB_ERRORS, UNREACHABLE, Unavailability, unavailable
+from timebell.store.urls import parse_database_url
 from timebell.store.version import schema_outdated
 
 MIN_SERVER_VERSION = (10, 6)
@@ -56,11 +60,8 @@ _SESSION_SETTINGS = (
 _TRANSIENT_ERRORS = {1213, 1205, 1020, 1062}
 _MISSING_SCHEMA_ERRORS = {1054, 1146}
 _DUPLICATE_KEY_ERROR = 1062
-# Too many connections, disk or table full, access denied, shutdown, session killed, server read-only; and the
-# connection errors of the driver.
-_CONNECTION_LOST_ERRORS = {0, 1021, 1040, 1044, 1045, 1049, 1053, 1077, 1079, 1114, 1152, 1203, 1290, 1927, 4031} | set(
-    range(2000, 2100)
-)
+_TOO_MANY_CONNECTIONS_ERRORS = {1040, 1203}
+_CLOSED_BY_SERVER_ERRORS = {2006, 2013}
 
 
 class MariaTransaction(SqlTransaction):
@@ -97,8 +98,11 @@ class MariaStore:
         self.subscribers = subscribers or Subscribers()
         self.dialect = MariaDialect(server_clock=server_clock)
         self._pool_size, self._read_only = pool_size, read_only
-        self._engine = engine_for(url, pool_size=pool_size, read_only=read_only)
+        self._server = MariaServer(url)
+        self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
+        self._engine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
         self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: ThreadPoolExecutor | None = None
         # Separate pools, so that slow handlers cannot use up the connections of the engine.
         self._handler_pool: AsyncPool | None = None
@@ -110,6 +114,7 @@ class MariaStore:
         await self.read_clock()
 
     async def close(self) -> None:
+        self._pulse.reset()
         self._engine.dispose()
         for pool in (self._handler_pool, self._request_pool):
             if pool is not None:
@@ -125,11 +130,19 @@ class MariaStore:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._pool_size, thread_name_prefix="timebell-mariadb")
         loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._pulse.reset()
+            self._loop = loop
+        self._pulse.watch(loop)
         for attempt in range(MAX_CONFLICT_ATTEMPTS):
             try:
                 return await loop.run_in_executor(self._threads, self._transact, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
+            except _LostBeforeCommit as lost:
+                self._engine.dispose()
+                if attempt:
+                    raise unreachable(self.url, lost.error) from lost.error
             except DBAPIError as error:
                 if _error_number(error) in _TRANSIENT_ERRORS and attempt < MAX_CONFLICT_ATTEMPTS - 1:
                     await asyncio.sleep(CONFLICT_RETRY_DELAY_SECONDS * 2**attempt)
@@ -158,15 +171,19 @@ class MariaStore:
         self._threads = self._handler_pool = self._request_pool = None
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        with self._engine.connect() as connection:
+        with self._engine.connect() as connection, self._pulse.waiting(connection.connection.driver_connection):
             tx = MariaTransaction(connection, self.dialect, Steps(getattr(operation, "__name__", "operation")))
+            is_committing = False
             try:
                 result = operation(tx, *args, **kwargs)
                 tx.steps.at("commit")
+                is_committing = True
                 connection.commit()
             except BaseException as error:
                 if isinstance(error, DBAPIError) and _is_connection_lost(error):
                     connection.invalidate()
+                    if not is_committing and _error_number(error) in _CLOSED_BY_SERVER_ERRORS:
+                        raise _LostBeforeCommit(error) from error
                 else:
                     connection.rollback()
                 raise
@@ -194,7 +211,7 @@ class MariaStore:
             async with self._pooled_transaction(self._request_pool, no_finish) as connection:
                 yield connection
         except DBAPIError as error:
-            if _is_connection_lost(error):
+            if _classify(error) is not None:
                 raise unreachable(self.url, error) from error
             raise
 
@@ -217,7 +234,7 @@ class MariaStore:
             await connection.close()
 
     def _create_pool(self, name: str, timeout: float) -> AsyncPool:
-        engine = engine_for(self.url, pool_size=HANDLER_POOL_SIZE, pool_timeout=min(1.0, timeout))
+        engine = engine_for(self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=min(1.0, timeout))
         return AsyncPool(name, engine, HANDLER_POOL_SIZE, max(1, int(timeout)))
 
     @contextlib.contextmanager
@@ -226,7 +243,7 @@ class MariaStore:
         with self._thread_engine_lock:
             if self._thread_engine is None:
                 self._thread_engine = engine_for(
-                    self.url, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS
+                    self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS
                 )
         try:
             connection = self._thread_engine.connect()
@@ -239,7 +256,8 @@ class MariaStore:
             yield connection
 
     def is_transient(self, error: BaseException) -> bool:
-        return _error_number(error) in _TRANSIENT_ERRORS
+        cause = error.__cause__ if isinstance(error, StoreUnreachable) else error
+        return cause is not None and _error_number(cause) in _TRANSIENT_ERRORS
 
     async def read_clock(self) -> datetime:
         return await self.run(_read_clock)
@@ -253,6 +271,28 @@ class MariaStore:
     async def listen(self) -> bool:
         """Return False: MariaDB has no notifications, so nodes poll."""
         return False
+
+    async def _probe(self, connections: Collection[Any]) -> str | None:
+        return await asyncio.to_thread(self._probe_in_thread, connections)
+
+    def _probe_in_thread(self, connections: Collection[Any]) -> str | None:
+        engine = engine_for(self._server, pool_size=1, statement_timeout=PROBE_TIMEOUT_SECONDS)
+        try:
+            with contextlib.closing(engine.raw_connection()) as probe:
+                return self._server.find_lost(connections, probe.driver_connection)
+        except Exception as error:  # of the driver, or of SQLAlchemy
+            number = _error_number(error)
+            return None if number in _TOO_MANY_CONNECTIONS_ERRORS else str(error)
+        finally:
+            engine.dispose()
+
+
+class _LostBeforeCommit(Exception):
+    """The server closed the connection before the commit was sent, and rolled back."""
+
+    def __init__(self, error: DBAPIError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 READ_CLOCK = SQL("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS at")
@@ -276,7 +316,7 @@ def _with_rewriting(operation: Callable[..., R]) -> Callable[..., R]:
 
 
 def engine_for(
-    url: str, *, pool_size: int = 5, pool_timeout: float = 30.0, statement_timeout: int | None = None,
+    server: MariaServer, *, pool_size: int = 5, pool_timeout: float = 30.0, statement_timeout: float | None = None,
     read_only: bool = False,
 ) -> Engine:  # fmt: skip
     """Create a PyMySQL engine with the session settings of Timebell. Raises Refused (EXTRA_MISSING).
@@ -294,7 +334,7 @@ def engine_for(
         ) from error  # fmt: skip
 
     engine = create_engine(
-        _driver_url(url),
+        server.driver_url,
         isolation_level="READ COMMITTED",
         pool_size=pool_size,
         max_overflow=0,
@@ -305,6 +345,10 @@ def engine_for(
             "conv": {**conversions, FIELD_TYPE.NEWDECIMAL: _parse_number, FIELD_TYPE.DECIMAL: _parse_number},
         },
     )  # fmt: skip
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(dialect: Any, _record: Any, _args: Any, arguments: dict[str, Any]) -> Any:
+        return server.connect(dialect.loaded_dbapi, **arguments)
 
     @event.listens_for(engine, "connect")
     def _configure_session(driver: Any, _: Any) -> None:
@@ -325,7 +369,7 @@ def migration_engine(url: str) -> Engine:
 
     A lock request that waits for a long transaction blocks all later ones on the table. So it gives up after a second.
     """
-    engine = engine_for(url, statement_timeout=MIGRATION_TIMEOUT_SECONDS)
+    engine = engine_for(MariaServer(url), statement_timeout=MIGRATION_TIMEOUT_SECONDS)
 
     @event.listens_for(engine, "begin")
     def _limit_lock_wait(connection: Connection) -> None:
@@ -354,12 +398,7 @@ def _check_server_version(version: str) -> None:
 
 def server_addresses(url: str) -> list[tuple[str, int]]:
     """Return the (host, port) of the server in a URL; [] for a Unix socket."""
-    address = _driver_url(url)
-    return [] if "unix_socket" in address.query else [(address.host or "localhost", address.port or 3306)]
-
-
-def _driver_url(url: str) -> URL:
-    return make_url(url).set(drivername="mysql+pymysql")
+    return MariaServer(url).addresses
 
 
 def _error_number(error: BaseException) -> int | None:
@@ -374,19 +413,26 @@ def is_lock_timeout(error: BaseException) -> bool:
     return _error_number(error) == 1205
 
 
-def _is_connection_lost(error: BaseException) -> bool:
-    """Return whether the connection was lost, as opposed to a rejected statement."""
+def _classify(error: BaseException) -> Unavailability | None:
+    """Return why the database is unavailable; None if it rejected a statement."""
+    kind = MARIADB_ERRORS.get(_error_number(error) or -1)
+    if kind is not None:
+        return kind
     cause = getattr(error, "orig", None) or error
-    return (
-        isinstance(cause, OSError)
-        or bool(getattr(error, "connection_invalidated", False))
-        or _error_number(error) in _CONNECTION_LOST_ERRORS
+    is_lost = (
+        isinstance(cause, OSError) or _error_number(error) == 0 or bool(getattr(error, "connection_invalidated", False))
     )
+    return UNREACHABLE if is_lost else None
+
+
+def _is_connection_lost(error: BaseException) -> bool:
+    kind = _classify(error)
+    return kind is not None and kind.drops_connections
 
 
 def translate_error(url: str, error: Exception) -> Exception:
     """Convert a driver error to a Timebell error; return programming errors unchanged."""
-    if _is_connection_lost(error):
+    if _classify(error) is not None:
         return unreachable(url, error)
     if _error_number(error) in _MISSING_SCHEMA_ERRORS:
         return schema_outdated(url, None)
@@ -394,10 +440,7 @@ def translate_error(url: str, error: Exception) -> Exception:
 
 
 def unreachable(url: str, error: BaseException) -> StoreUnreachable:
-    """Create the error for a database that does not answer. It omits the password."""
-    safe_url = make_url(url).render_as_string(hide_password=True)
+    """Create the error for a database that is unavailable. It omits the password."""
+    safe_url = parse_database_url(url).render_as_string(hide_password=True)
     cause = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return StoreUnreachable(
-        f"The database {safe_url} does not answer: {cause}.",
-        fix="Check that it is running, and check TIMEBELL_DATABASE_URL.",
-    )
+    return unavailable(_classify(error) or UNREACHABLE, safe_url, cause)

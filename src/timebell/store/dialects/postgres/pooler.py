@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import asyncpg
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only
+
+from timebell.store.dialects.postgres.server import PostgresServer
 
 # The connection settings that poolers accept or ignore; they reject others.
 _ACCEPTED_SETTINGS = ("application_name", "timezone")
@@ -25,24 +26,25 @@ _pooled_urls: dict[str, bool] = {}
 
 
 def is_pooled(url: str) -> bool:
-    """Return whether a pooler was detected at this URL (in libpq format)."""
+    """Return whether a pooler was detected at this URL."""
     return _pooled_urls.get(url, False)
 
 
-def configure_engine(engine: AsyncEngine, url: str) -> None:
-    """Adapt the new connections of an asyncpg engine to a pooler, if there is one at `url`."""
+def configure_engine(engine: AsyncEngine, server: PostgresServer) -> None:
+    """Adapt the new connections of an asyncpg engine to a pooler, if the server is behind one."""
+    url = server.url
 
     @event.listens_for(engine.sync_engine, "do_connect")
     def adapt_connection(dialect: Any, record: Any, args: Any, params: dict[str, Any]) -> None:
         if url not in _pooled_urls:
-            _pooled_urls[url] = await_only(_detect_pooler(url))
+            _pooled_urls[url] = await_only(_detect_pooler(server))
         if _pooled_urls[url]:
             settings: Mapping[str, str] = params["server_settings"]
             params |= _UNNAMED_STATEMENTS | {"server_settings": {name: settings[name] for name in _ACCEPTED_SETTINGS}}
 
 
-async def _detect_pooler(url: str) -> bool:
-    connection = await asyncpg.connect(url, timeout=5, statement_cache_size=0)
+async def _detect_pooler(server: PostgresServer) -> bool:
+    connection = await server.connect(statement_cache_size=0)
     try:
         process = await connection.fetchval("SELECT pg_backend_pid()", timeout=5)
         return bool(process != connection.get_server_pid())

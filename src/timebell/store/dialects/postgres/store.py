@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from operator import add
 from typing import Any
 
 import asyncpg
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -29,9 +29,13 @@ from timebell.store.dialects.handler_transactions import handler_transaction, ha
 from timebell.store.dialects.postgres import pooler
 from timebell.store.dialects.postgres.dialect import PostgresDialect
 from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
+from timebell.store.dialects.postgres.server import DEFAULT_PORT, PostgresServer
+from timebell.store.dialects.pulse import Pulse
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Row, SqlTransaction, Steps, Transaction
+from timebell.store.unavailability import POSTGRES_STATES, READ_ONLY, UNREACHABLE, Unavailability, unavailable
+from timebell.store.urls import parse_database_url, split_hosts
 from timebell.store.version import schema_outdated
 
 CHANNEL = "timebell"
@@ -91,9 +95,11 @@ class PostgresStore:
         self.url = url
         self.subscribers = subscribers or Subscribers()
         self.dialect = PostgresDialect(server_clock=server_clock)
-        self._engine: AsyncEngine = engine_for(url, pool_size=pool_size, read_only=read_only)
+        self._server = PostgresServer(url, read_only=read_only)
+        self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
+        self._engine: AsyncEngine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
         self._hot_engine: AsyncEngine = engine_for(
-            url, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS
+            self._server, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hot_connections: list[AsyncConnection] = []
@@ -116,6 +122,7 @@ class PostgresStore:
     async def close(self) -> None:
         if self._notify_task is not None:
             await asyncio.wait([self._notify_task])
+        self._pulse.reset()
         await self._send_notifications()  # if the task was cancelled, for example by the end of `app.sync`
         if self._listener is not None:
             with contextlib.suppress(*_CONNECTION_ERRORS):
@@ -143,7 +150,9 @@ class PostgresStore:
         transaction of `begin` it is sent separately.
         """
         if self._explicit_transactions.is_open_on(connection):
-            return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
+            self._pulse.watch(asyncio.get_running_loop())
+            with self._pulse.waiting(_driver_of(connection)):
+                return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
         result, subjects = await join_caller_connection(connection, self.dialect, operation, args, kwargs)
         if subjects:
             await join_caller_connection(connection, self.dialect, _notify, (subjects,), {})
@@ -154,10 +163,10 @@ class PostgresStore:
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._bind_to_loop(loop)
         if self._handler_engine is None:
-            engine = engine_for(self.url, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS)
+            engine = engine_for(self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS)
             self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
         try:
-            connection = await self._handler_engine.connect()
+            connection = await _connect_alive(self._handler_engine)
         except (*_CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
         try:
@@ -170,7 +179,7 @@ class PostgresStore:
     def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
         with self._thread_engine_lock:
             if self._thread_engine is None:
-                self._thread_engine = _create_thread_engine(self.url)
+                self._thread_engine = _create_thread_engine(self._server, is_pooled=pooler.is_pooled(self.url))
         try:
             connection = self._thread_engine.connect()
         except DBAPIError as error:
@@ -185,27 +194,28 @@ class PostgresStore:
             self._bind_to_loop(loop)
         if self._request_engine is None:
             self._request_engine = engine_for(
-                self.url, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS
+                self._server, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS
             )
         try:
-            async with (
-                self._request_engine.connect() as connection,
-                self._explicit_transactions.open_on(connection, self._publish),
-            ):
-                yield connection
+            async with contextlib.aclosing(await _connect_alive(self._request_engine)) as connection:
+                self._pulse.watch(loop)
+                async with self._explicit_transactions.open_on(connection, self._publish):
+                    yield connection
         except PoolTimeout as error:
             raise unreachable(self.url, error) from error
         except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
-            if is_stale_statement(error) or _is_connection_lost(error):
+            kind = _classify(error)
+            if is_stale_statement(error) or (kind is not None and kind.drops_connections):
                 self._dispose(self._request_engine)
-            if _is_connection_lost(error):
+            if kind is not None:
                 raise unreachable(self.url, error) from error
             raise
 
     def is_transient(self, error: BaseException) -> bool:
+        cause = error.__cause__ if isinstance(error, StoreUnreachable) else error
         return (
             is_stale_statement(error)
-            or getattr(getattr(error, "orig", None) or error, "sqlstate", None) in _TRANSIENT_STATES
+            or getattr(getattr(cause, "orig", None) or cause, "sqlstate", None) in _TRANSIENT_STATES
         )
 
     async def read_clock(self) -> datetime:
@@ -220,11 +230,11 @@ class PostgresStore:
 
     async def listen(self) -> bool:
         """Subscribe to notifications, or reconnect; return False behind a pooler or if the connection fails."""
-        if pooler.is_pooled(libpq_url(self.url)):
+        if pooler.is_pooled(self.url):
             return False
         if self._listener is None or self._listener.is_closed():
             try:
-                listener = await asyncpg.connect(libpq_url(self.url), timeout=5, command_timeout=10)
+                listener = await self._server.connect(command_timeout=10)
                 try:
                     await listener.add_listener(CHANNEL, self._on_notification)
                 except BaseException:  # otherwise it would be taken for a subscribed connection
@@ -242,11 +252,13 @@ class PostgresStore:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
         driver = tx._driver()
         transaction = driver.transaction()
-        await_only(transaction.start())
         try:
+            await_only(transaction.start())
             result = operation(tx, *args, **kwargs)
             tx.steps.at("commit")
-        except BaseException:
+        except BaseException as error:
+            if driver.is_closed() and isinstance(error, Exception):
+                raise _LostBeforeCommit(error) from error
             if not driver.is_closed():  # SQLAlchemy's own state is not reliable after a cancelled statement
                 with contextlib.suppress(*_CONNECTION_ERRORS, asyncpg.PostgresError):
                     await_only(transaction.rollback())
@@ -272,8 +284,9 @@ class PostgresStore:
         *,
         hot: bool = False,
     ) -> Any:
-        """Run an operation by `runner` on a pooled connection; repeat it up to twice after transient conflicts.
+        """Run an operation by `runner` on a pooled connection; repeat it up to twice.
 
+        Repeated are transient conflicts, and operations whose connection was lost before anything could be committed.
         Raises StoreUnreachable if the connection is lost.
         """
         if self._loop is not (loop := asyncio.get_running_loop()):
@@ -284,6 +297,10 @@ class PostgresStore:
                     return await self._run_sync(connection, runner, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
+            except _LostBeforeCommit as lost:
+                self._dispose(self._engine, self._hot_engine)
+                if is_last:
+                    raise unreachable(self.url, lost.error) from lost.error
             except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
                 cause = getattr(error, "orig", None) or error
                 state = getattr(cause, "sqlstate", None)
@@ -292,8 +309,9 @@ class PostgresStore:
                 if is_stale_statement(error) and not is_last:
                     self._dispose(self._engine, self._hot_engine)
                     continue
-                if _is_connection_lost(error):
-                    self._dispose(self._engine, self._hot_engine)
+                if (kind := _classify(error)) is not None:
+                    if kind.drops_connections:
+                        self._dispose(self._engine, self._hot_engine)
                     raise unreachable(self.url, error) from error
                 if state in ("42P01", "42703"):
                     raise schema_outdated(self.url, None) from error
@@ -319,6 +337,7 @@ class PostgresStore:
                 "This app is in use on another event loop, to which its connections are bound.",
                 code="OTHER_EVENT_LOOP", fix="From other threads use app.sync, or create another Timebell.",
             )  # fmt: skip
+        self._pulse.reset()
         if self._loop is not None:  # its loop has ended, so the connections cannot be closed gracefully
             while self._hot_connections:
                 with contextlib.suppress(Exception):
@@ -348,9 +367,14 @@ class PostgresStore:
         """
         engine = self._hot_engine if hot else self._engine
         pool = engine.pool
-        connection = self._hot_connections.pop() if hot and self._hot_connections else await engine.connect()
+        connection = None
+        while hot and self._hot_connections and connection is None:
+            connection = await _discard_closed(self._hot_connections.pop())
+        connection = connection or await _connect_alive(engine)
         try:
-            yield connection
+            self._pulse.watch(asyncio.get_running_loop())
+            with self._pulse.waiting(_driver_of(connection)):
+                yield connection
         finally:
             is_stale = connection.invalidated or connection.closed or engine.pool is not pool
             if hot and len(self._hot_connections) < HOT_POOL_SIZE and not is_stale:
@@ -361,7 +385,7 @@ class PostgresStore:
     async def _run_sync(self, connection: AsyncConnection, runner: Any, *args: Any) -> Any:
         try:
             return await connection.run_sync(runner, *args)
-        except (*_CONNECTION_ERRORS, asyncpg.PostgresError, asyncio.CancelledError):
+        except (*_CONNECTION_ERRORS, _LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
             # Its state is unknown, so it must not return to the pool.
             with contextlib.suppress(Exception):
                 await connection.invalidate()
@@ -379,6 +403,40 @@ class PostgresStore:
             except StoreUnreachable:
                 pass
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+    async def _probe(self, connections: Collection[asyncpg.Connection[Any]]) -> str | None:
+        if pooler.is_pooled(self.url):  # its process ids are not those of the server
+            return await self._server.probe((), statement_cache_size=0)
+        return await self._server.probe(connections)
+
+
+class _LostBeforeCommit(Exception):
+    """The connection was lost before the commit was sent, so the server has rolled back, or will."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def _connect_alive(engine: AsyncEngine) -> AsyncConnection:
+    """Check out a connection that the server has not closed while it was idle."""
+    while True:
+        if (connection := await _discard_closed(await engine.connect())) is not None:
+            return connection
+
+
+async def _discard_closed(connection: AsyncConnection) -> AsyncConnection | None:
+    if not _driver_of(connection).is_closed():
+        return connection
+    await connection.invalidate()
+    await connection.close()
+    return None
+
+
+def _driver_of(connection: AsyncConnection) -> asyncpg.Connection[Any]:
+    assert connection.sync_connection is not None
+    driver: asyncpg.Connection[Any] = connection.sync_connection.connection.driver_connection
+    return driver
 
 
 NOTIFY = SQL("SELECT pg_notify('timebell', CAST(:subjects AS text))")
@@ -406,7 +464,7 @@ HOT_SETTINGS = SESSION_SETTINGS | {
 
 
 def engine_for(
-    url: str, *, pool_size: int = 5, pool_timeout: float = 30.0,
+    server: PostgresServer, *, pool_size: int = 5, pool_timeout: float = 30.0,
     statement_timeout: float = STATEMENT_TIMEOUT_SECONDS, read_only: bool = False,
     settings: Mapping[str, str] = SESSION_SETTINGS,
 ) -> AsyncEngine:  # fmt: skip
@@ -417,15 +475,18 @@ def engine_for(
     """
     server_settings = {**settings, **({"default_transaction_read_only": "on"} if read_only else {})}
     engine = create_async_engine(
-        _driver_url(url),
+        "postgresql+asyncpg://",
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=pool_timeout,
         pool_use_lifo=True,  # plans are cached per connection: prefer the one used last
-        connect_args={"server_settings": server_settings, "timeout": 5, "command_timeout": statement_timeout},
-    )
-    pooler.configure_engine(engine, libpq_url(url))
+        connect_args={
+            "async_creator_fn": server.connect, "server_settings": server_settings,
+            "command_timeout": statement_timeout,
+        },
+    )  # fmt: skip
+    pooler.configure_engine(engine, server)
     _close_stray_connections(engine)
     return engine
 
@@ -451,65 +512,53 @@ def _close_stray_connections(engine: AsyncEngine) -> None:
             record.invalidate()
 
 
-def _create_thread_engine(url: str) -> Engine:
+def _create_thread_engine(server: PostgresServer, *, is_pooled: bool) -> Engine:
     """Create a psycopg engine, for blocking code. Raises TimebellError (PSYCOPG_MISSING)."""
     options: dict[str, Any] = {"options": " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())}
-    if pooler.is_pooled(libpq_url(url)):
+    if is_pooled:
         options = {"application_name": SESSION_SETTINGS["application_name"], "prepare_threshold": None}
     try:
-        return create_engine(
-            make_url(libpq_url(url)).set(drivername="postgresql+psycopg"),
+        engine = create_engine(
+            "postgresql+psycopg://",
             pool_size=HANDLER_POOL_SIZE,
             max_overflow=HANDLER_POOL_SIZE,
             pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
-            connect_args={"connect_timeout": 5, **options},
+            connect_args={"connect_timeout": 5, **server.libpq_arguments(), **options},
         )
     except ImportError as error:
         raise TimebellError(
             "Transactions of synchronous handlers on PostgreSQL require psycopg, which is not installed.",
             code="PSYCOPG_MISSING", fix="Run: pip install psycopg[binary], or make the handler async.",
         ) from error  # fmt: skip
+    event.listen(engine, "connect", lambda driver, _: server.add_thread_connection(driver))
+    return engine
 
 
 def server_addresses(url: str) -> list[tuple[str, int]]:
     """Return the (host, port) pairs of the servers in a URL; [] for a Unix socket."""
-    address = _driver_url(url)
-    _, connect_args = address.get_dialect()().create_connect_args(address)
-    hosts, ports = (
-        value if isinstance(value, list) else [value]
-        for value in (connect_args.get("host", "localhost"), connect_args.get("port", 5432))
-    )
-    return [(host, port or 5432) for host, port in zip(hosts, ports, strict=True) if not host.startswith("/")]
+    addresses = split_hosts(parse_database_url(url), DEFAULT_PORT)
+    return [(host, port) for host, port in addresses if not host.startswith("/")]
 
 
-def _driver_url(url: str) -> URL:
-    return make_url(libpq_url(url)).set(drivername="postgresql+asyncpg")
-
-
-def libpq_url(url: str) -> str:
-    """Return a database URL in libpq format, with the scheme postgresql."""
-    scheme, _, rest = url.partition("://")
-    return f"postgresql://{rest}" if scheme.startswith("postgres") else url
-
-
-def _is_connection_lost(error: BaseException) -> bool:
-    """Return whether the connection was lost, as opposed to a rejected statement."""
+def _classify(error: BaseException) -> Unavailability | None:
+    """Return why the database is unavailable; None if it rejected a statement."""
     cause = getattr(error, "orig", None) or error
     cause = getattr(cause, "__cause__", None) or cause
-    state = getattr(cause, "sqlstate", None) or ""
-    return (
+    state = getattr(error, "sqlstate", None) or getattr(cause, "sqlstate", None) or ""
+    if state in POSTGRES_STATES:
+        return POSTGRES_STATES[state]
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return READ_ONLY
+    is_lost = (
         isinstance(error, _CONNECTION_ERRORS)  # checked first: the cause of a timeout is a cancellation
         or isinstance(cause, _CONNECTION_ERRORS)
-        or state.startswith(("08", "57P", "53", "25P03"))  # 25P03: this node was frozen in a transaction
         or bool(getattr(error, "connection_invalidated", False))
     )
+    return UNREACHABLE if is_lost else None
 
 
 def unreachable(url: str, error: BaseException) -> StoreUnreachable:
-    """Create the error for a database that does not answer. It omits the password."""
-    safe_url = make_url(libpq_url(url)).render_as_string(hide_password=True)
+    """Create the error for a database that is unavailable. It omits the password."""
+    safe_url = parse_database_url(url).render_as_string(hide_password=True)
     cause = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return StoreUnreachable(
-        f"The database {safe_url} does not answer: {cause}.",
-        fix="Check that it is running, and check TIMEBELL_DATABASE_URL.",
-    )
+    return unavailable(_classify(error) or UNREACHABLE, safe_url, cause)

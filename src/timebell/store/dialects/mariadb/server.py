@@ -1,0 +1,150 @@
+"""The connections of a store to a MariaDB server, which may have several hosts, of which one is the primary.
+
+All connections are opened here. If the server turns out to be another one than before, or stops answering, all older
+connections are dropped at once, as on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from timebell.errors import InvalidInput
+from timebell.store.urls import parse_database_url, split_hosts
+
+log = logging.getLogger("timebell.store")
+
+DEFAULT_PORT = 3306
+CONNECT_TIMEOUT_SECONDS = 5.0
+HOST_TIMEOUT_SECONDS = 2.0  # for a connection to one of several hosts
+KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+RESTART_TOLERANCE_SECONDS = 3  # the server reports its uptime in whole seconds
+WAITING_SECONDS = 0.5
+_READ_ONLY = 1290  # the error of a server with read_only
+ATTRIBUTES = ("any", "primary", "read-write")
+
+# All nodes of a Galera cluster are one server, because a proxy may spread the connections of a store over them.
+_STATUS = "(SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = '{}')"
+_IDENTIFY = (
+    "SELECT CONCAT(@@hostname, ':', @@port, ':', @@server_id) AS name, @@global.read_only AS is_read_only,"
+    f" UNIX_TIMESTAMP() - {_STATUS.format('UPTIME')} AS started_at,"
+    f" NULLIF({_STATUS.format('WSREP_CLUSTER_STATE_UUID')}, '') AS cluster"
+)
+_SESSIONS = "SELECT ID, COMMAND, TIME_MS FROM information_schema.PROCESSLIST"
+
+
+class ServerIdentity(NamedTuple):
+    """Properties that differ between servers, and after a restart; `started_at` in seconds since 1970."""
+
+    name: str
+    started_at: float
+
+    def matches(self, other: ServerIdentity) -> bool:
+        """Return whether both are the same run of the same server."""
+        return self.name == other.name and abs(self.started_at - other.started_at) <= RESTART_TOLERANCE_SECONDS
+
+
+class MariaServer:
+    """The hosts of a database URL, and all open connections to them. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parsed = parse_database_url(url)
+        hidden = ("host", "port", "target_session_attrs")
+        query = {name: value for name, value in parsed.query.items() if name not in hidden}
+        self.driver_url = parsed.set(drivername="mysql+pymysql", query=query)
+        self.addresses = [] if "unix_socket" in parsed.query else split_hosts(parsed, DEFAULT_PORT)
+        self.attributes = str(parsed.query.get("target_session_attrs") or ("primary" if self.addresses[1:] else "any"))
+        if self.attributes not in ATTRIBUTES:
+            raise InvalidInput(
+                f"target_session_attrs={self.attributes} is not supported on MariaDB.", code="INVALID_DATABASE_URL",
+                fix=f"Use one of {', '.join(ATTRIBUTES)}.",
+            )  # fmt: skip
+        self.identity: ServerIdentity | None = None
+        self._last_good = 0
+        self._lock = threading.Lock()
+        self._connections: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # with the name of the server of each
+
+    def connect(self, driver: Any, **arguments: Any) -> Any:
+        """Connect to the first host that answers and accepts the session; `driver` is PyMySQL."""
+        if not self.addresses:
+            return self._register(driver.connect(**arguments))
+        order = [*range(self._last_good, len(self.addresses)), *range(self._last_good)]
+        timeout = HOST_TIMEOUT_SECONDS if len(order) > 1 else CONNECT_TIMEOUT_SECONDS
+        refused: Exception | None = None
+        for index in order:
+            host, port = self.addresses[index]
+            try:
+                connection = driver.connect(
+                    **{**arguments, "host": host, "port": port, "connect_timeout": timeout, "read_timeout": timeout}
+                )
+                _set_keepalive(connection)
+                connection = self._register(connection)
+                connection._read_timeout = arguments["read_timeout"]  # that of connect() includes the handshake
+            except (OSError, driver.Error) as error:
+                refused = error
+                continue
+            self._last_good = index
+            return connection
+        assert refused is not None
+        raise refused
+
+    def _register(self, connection: Any) -> Any:
+        from pymysql.err import OperationalError
+
+        with connection.cursor() as cursor:
+            cursor.execute(_IDENTIFY)
+            name, read_only, started_at, cluster = cursor.fetchone()
+        connection.rollback()
+        if read_only and self.attributes != "any":
+            connection.close()
+            raise OperationalError(_READ_ONLY, f"The server {name} is read-only.")
+        with self._lock:
+            before, self.identity = self.identity, ServerIdentity(cluster or name, 0 if cluster else float(started_at))
+            changed = before is not None and not before.matches(self.identity)
+        if changed:
+            log.warning("the database server is another one, or was restarted; dropped all connections to the former")
+            self.drop_connections()
+        with self._lock:
+            self._connections[connection] = name
+        return connection
+
+    def drop_connections(self) -> None:
+        """Drop all open connections; their operations fail immediately, in whatever thread they wait."""
+        with self._lock:
+            connections = list(self._connections)
+            self._connections.clear()
+        for connection in connections:
+            connected = getattr(connection, "_sock", None)
+            if connected is not None:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+
+    def find_lost(self, connections: Collection[Any], probe: Any) -> str | None:
+        """Ask the server of the connection `probe` whether it works on `connections`; return why not, or None."""
+        with probe.cursor() as cursor:
+            cursor.execute(_SESSIONS)
+            sessions = {row[0]: row[1:] for row in cursor.fetchall()}
+        with self._lock:
+            name = self._connections.get(probe)
+            threads = [each.thread_id() for each in connections if self._connections.get(each) == name]
+        if any(thread not in sessions for thread in threads):
+            return "the server has ended a session in use"
+        if any(sessions[thread][0] == "Sleep" and sessions[thread][1] > 1000 * WAITING_SECONDS for thread in threads):
+            return "the server waits for a message that was lost"
+        return None
+
+
+def _set_keepalive(connection: Any) -> None:
+    connected = getattr(connection, "_sock", None)
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE_OPTIONS.items():
+        if hasattr(socket, name):  # not on every system
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

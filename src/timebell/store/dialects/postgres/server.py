@@ -1,0 +1,203 @@
+"""The connections of a store to a PostgreSQL server, which may have several hosts, of which one accepts writes.
+
+All connections are opened here. If the server turns out to be another one than before, or stops answering, all older
+connections are dropped at once: their operations fail immediately, and the next ones use the new server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import asyncpg
+from sqlalchemy import URL
+
+from timebell.store.urls import parse_database_url, split_hosts
+
+log = logging.getLogger("timebell.store")
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+NEXT_ATTEMPT_SECONDS = 1.0  # without an answer, after which another host, or the same again, is tried concurrently
+MAX_CONCURRENT_ATTEMPTS = 3
+DEFAULT_PORT = 5432
+# The kernel ends a connection whose peer does not acknowledge data, or probes of an idle connection, within 10 s.
+KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+LIBPQ_KEEPALIVES = {
+    "keepalives_idle": 4, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000,
+}  # fmt: skip
+_NO_PRIVILEGE = (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFunctionError)
+
+_IDENTIFY = (
+    "SELECT (SELECT system_identifier FROM pg_control_system()) AS system, pg_postmaster_start_time() AS started_at,"
+    " CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline"
+)
+# A session is lost if it has ended, or waits for its client, which waits for it: a message did not arrive. COPY is
+# excluded, because a server that receives data waits for its client most of the time.
+_SESSIONS = (
+    "SELECT pid, state LIKE 'idle%' OR state = 'active' AND wait_event_type = 'Client' AND query NOT LIKE 'COPY %'"
+    " AS is_waiting, extract(epoch FROM clock_timestamp() - state_change)::float8 AS seconds FROM pg_stat_activity"
+    " WHERE pid = ANY($1::int[])"
+)
+WAITING_SECONDS = 0.5
+
+
+class ServerIdentity(NamedTuple):
+    """Properties that differ between servers, after a restart, and after the promotion of a standby."""
+
+    system: int
+    started_at: datetime
+    timeline: str | None
+
+
+class PostgresServer:
+    """The hosts of a database URL, and all open connections to them."""
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self.url = url
+        parsed = parse_database_url(url)
+        query = {name: value for name, value in parsed.query.items() if name not in ("host", "port")}
+        if "ssl" in query:  # the name of SQLAlchemy for libpq's
+            query["sslmode"] = query.pop("ssl")
+        attributes = str(query.pop("target_session_attrs", ""))
+        addresses = split_hosts(parsed, DEFAULT_PORT)
+        self.attributes = attributes or ("primary" if len(addresses) > 1 else "any")
+        if read_only and self.attributes == "read-write":  # the session itself will not accept writes
+            self.attributes = "primary"
+        self.addresses = addresses
+        self._parsed = parsed.set(query=query)
+        self._dsns = [_dsn(self._parsed, host, port) for host, port in addresses]
+        self._last_good = 0
+        self._connections: WeakSet[asyncpg.Connection[Any]] = WeakSet()
+        self._thread_connections: WeakSet[Any] = WeakSet()
+        self.identity: ServerIdentity | None = None
+
+    def libpq_arguments(self) -> dict[str, Any]:
+        """Return the arguments of psycopg for the same hosts."""
+        url = self._parsed
+        arguments = {
+            "host": ",".join(host for host, _ in self.addresses),
+            "port": ",".join(str(port) for _, port in self.addresses),
+            "user": url.username, "password": url.password, "dbname": url.database, **url.query,
+            "target_session_attrs": self.attributes, **LIBPQ_KEEPALIVES,
+        }  # fmt: skip
+        return {name: value for name, value in arguments.items() if value is not None}
+
+    async def connect(self, **options: Any) -> asyncpg.Connection[Any]:
+        """Connect to the first host that answers and accepts the session; `options` are those of asyncpg."""
+        connection = await self._connect_any(options)
+        try:
+            _set_keepalive(connection)
+            await self._check_identity(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        self._connections.add(connection)
+        return connection
+
+    def add_thread_connection(self, connection: Any) -> None:
+        """Note a connection of psycopg, to drop it like the others."""
+        self._thread_connections.add(connection)
+
+    def drop_connections(self) -> None:
+        """Drop all open connections; their operations fail immediately."""
+        for connection in list(self._connections):
+            connection.terminate()
+        self._connections.clear()
+        for connection in list(self._thread_connections):
+            with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
+        self._thread_connections.clear()
+
+    async def probe(self, connections: Collection[asyncpg.Connection[Any]], **options: Any) -> str | None:
+        """Ask the server on a new connection whether it works on these; return why not, or None."""
+        try:
+            probe = await self.connect(**options)
+        except asyncpg.CannotConnectNowError as error:
+            return str(error)
+        except asyncpg.PostgresError:  # such as too many connections: it lives
+            return None
+        try:
+            pids = [connection.get_server_pid() for connection in connections]
+            sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, pids)}
+        finally:
+            probe.terminate()
+        if any(pid not in sessions for pid in pids):
+            return "the server has ended a session in use"
+        if any(session["is_waiting"] and session["seconds"] > WAITING_SECONDS for session in sessions.values()):
+            return "the server waits for a message that was lost"
+        return None
+
+    async def _check_identity(self, connection: asyncpg.Connection[Any]) -> None:
+        """Drop the older connections if they lead to another server than this one."""
+        try:
+            row = await connection.fetchrow(_IDENTIFY)
+        except _NO_PRIVILEGE:
+            return
+        assert row is not None
+        before, self.identity = self.identity, ServerIdentity(row["system"], row["started_at"], row["timeline"])
+        if before is not None and before != self.identity:
+            log.warning("the database server is another one, or was restarted; dropped all connections to the former")
+            self.drop_connections()
+
+    async def _connect_any(self, options: dict[str, Any]) -> asyncpg.Connection[Any]:
+        options.setdefault("timeout", CONNECT_TIMEOUT_SECONDS)
+        loop = asyncio.get_running_loop()
+        order = [*range(self._last_good, len(self._dsns)), *range(self._last_good)]
+        untried, attempts, errors = list(order), dict[asyncio.Task[Any], int](), list[BaseException]()
+        deadline = loop.time() + options["timeout"]
+        try:
+            while loop.time() < deadline:
+                if untried or len(attempts) < MAX_CONCURRENT_ATTEMPTS:
+                    index = untried.pop(0) if untried else order[len(attempts) % len(order)]
+                    attempt = asyncpg.connect(self._dsns[index], target_session_attrs=self.attributes, **options)
+                    attempts[asyncio.ensure_future(attempt)] = index
+                done, _ = await asyncio.wait(
+                    attempts, timeout=min(NEXT_ATTEMPT_SECONDS, max(0.0, deadline - loop.time())),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )  # fmt: skip
+                for attempt in done:
+                    index = attempts.pop(attempt)
+                    if (error := attempt.exception()) is None:
+                        self._last_good = index
+                        return attempt.result()
+                    errors.append(error)
+                if done and not attempts and not untried:
+                    break
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+                attempt.add_done_callback(_terminate)
+        # An answer of a server says more than a missing one.
+        raise max(errors, key=_rank, default=TimeoutError("no connection within the timeout"))
+
+
+def _rank(error: BaseException) -> int:
+    return 2 if isinstance(error, asyncpg.PostgresError) else 1 if isinstance(error, asyncpg.InterfaceError) else 0
+
+
+def _terminate(attempt: asyncio.Task[Any]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().terminate()
+
+
+def _set_keepalive(connection: asyncpg.Connection[Any]) -> None:
+    transport: Any = getattr(connection, "_transport", None)
+    connected = None if transport is None else transport.get_extra_info("socket")
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE_OPTIONS.items():
+        if hasattr(socket, name):  # not on every system
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _dsn(url: URL, host: str, port: int) -> str:
+    single = url.set(drivername="postgresql", host=None, port=None).update_query_dict({"host": host, "port": str(port)})
+    return single.render_as_string(hide_password=False)

@@ -1,0 +1,145 @@
+"""A database server that goes silent, is replaced or restarted: operations continue on another connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from sqlalchemy import text
+
+from tests.faults.test_store_silent_connections import Relay
+from tests.servers import MariaDB, Postgres, free_port
+from timebell.clock import system_now
+from timebell.errors import StoreUnreachable
+from timebell.store.dialects import pulse
+from timebell.store.dialects.base import Store
+from timebell.store.open import open_store
+from timebell.store.transaction import Transaction
+
+SECONDS = 20.0  # much less than the timeout of a statement
+
+
+def _through(url: str, *ports: int) -> str:
+    parts = urlsplit(url)
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return urlunsplit(parts._replace(netloc=f"{parts.username}@{hosts}"))
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[Store]:
+    store = open_store(url, system_now)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def read_one(tx: Transaction) -> Any:
+    return tx.execute(text("SELECT 1")).scalar()
+
+
+def read_port(tx: Transaction) -> int:
+    statement = "SELECT @@port" if tx.dialect.name == "mysql" else "SELECT current_setting('port')"
+    return int(tx.execute(text(statement)).scalar() or 0)
+
+
+def sleep(tx: Transaction, seconds: float) -> None:
+    tx.execute(text(f"SELECT {'SLEEP' if tx.dialect.name == 'mysql' else 'pg_sleep'}({seconds})")).close()
+
+
+def test_a_transaction_on_a_silent_connection_is_repeated_on_another(nodes_url: str) -> None:
+    async def body() -> None:
+        parts = urlsplit(nodes_url)
+        relay = Relay(parts.hostname or "", parts.port or 0)
+        port = await relay.start()
+        async with _opened(_through(nodes_url, port)) as store:
+            try:
+                await asyncio.gather(*(store.run(read_one) for _ in range(3)))
+                relay.silence()
+                async with asyncio.timeout(SECONDS):
+                    assert await asyncio.gather(*(store.run(read_one) for _ in range(3))) == [1, 1, 1]
+            finally:
+                await relay.close()
+
+    asyncio.run(body())
+
+
+def test_a_slow_statement_is_not_taken_for_a_silent_server(nodes_url: str) -> None:
+    async def body() -> None:
+        async with _opened(nodes_url) as store:
+            began = monotonic()
+            await store.run(sleep, 4 * pulse.SUSPECT_AFTER_SECONDS)
+            assert monotonic() - began < 8 * pulse.SUSPECT_AFTER_SECONDS  # once
+
+    asyncio.run(body())
+
+
+def test_connections_closed_by_a_restart_are_replaced_without_an_error(own_server: Postgres | MariaDB) -> None:
+    async def body() -> None:
+        async with _opened(own_server.url) as store:
+            await asyncio.gather(*(store.run(read_one) for _ in range(3)))
+            await store.read_clock()
+            await asyncio.to_thread(own_server.stop, "fast")
+            with pytest.raises(StoreUnreachable):
+                await store.run(read_one)
+            await asyncio.to_thread(own_server.start)
+            await asyncio.gather(*(store.run(read_one) for _ in range(3)))
+            await store.read_clock()
+            await asyncio.to_thread(own_server.stop, "fast")
+            await asyncio.to_thread(own_server.start)
+            await asyncio.gather(*(store.run(read_one) for _ in range(3)))
+            await store.read_clock()
+            async with store.begin() as connection:
+                assert await store.join(connection, read_one) == 1
+
+    asyncio.run(body())
+
+
+def test_the_next_host_is_used_if_one_refuses_connections(own_server: Postgres | MariaDB) -> None:
+    async def body() -> None:
+        async with _opened(_through(own_server.url, free_port(), own_server.port)) as store:
+            assert await store.run(read_port) == own_server.port
+            async with store.begin() as connection:
+                assert await store.join(connection, read_port) == own_server.port
+
+    asyncio.run(body())
+
+
+def test_the_next_host_is_used_if_one_is_silent(own_server: Postgres | MariaDB) -> None:
+    async def body() -> None:
+        accepted: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        async with _opened(_through(own_server.url, port, own_server.port)) as store:
+            async with asyncio.timeout(SECONDS):
+                assert await store.run(read_port) == own_server.port
+        silent.close()
+        for writer in accepted:
+            writer.transport.abort()
+
+    asyncio.run(body())
+
+
+def test_a_host_that_accepts_no_writes_is_skipped_on_request(own_server: Postgres | MariaDB) -> None:
+    other = type(own_server)()
+    try:
+        if isinstance(own_server, Postgres):
+            own_server.set(default_transaction_read_only="on")
+        else:
+            own_server.execute("SET GLOBAL read_only = 1")
+        url = f"{_through(own_server.url, own_server.port, other.port)}?target_session_attrs="
+
+        async def body() -> None:
+            async with _opened(f"{url}any") as store:
+                assert await store.run(read_port) == own_server.port
+            async with _opened(f"{url}read-write") as store:
+                assert await store.run(read_port) == other.port
+
+        asyncio.run(body())
+    finally:
+        other.close()
