@@ -198,6 +198,9 @@ class RecordingTransaction:
             self.statements.append((_literal_text(statement, asyncpg_dialect()), []))
         return NoRows()
 
+    def record(self, kind: str, rows: object) -> None:
+        """Do nothing."""
+
     def notify(self, subject: str = "") -> None:
         raise AssertionError
 

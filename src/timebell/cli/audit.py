@@ -44,8 +44,10 @@ def audit(
     elif result.differences:
         head = ("FINDING", "SCHEDULE", "FROM", "TO", "COUNT", "DETAIL")
         print_table([_difference_cells(difference) for difference in result.differences], head)
+    for rewind in result.rewinds:
+        print_message(rewind.describe())
     print_message(format_summary(result))
-    return DIFFERENT if result.differences else OK
+    return DIFFERENT if result.differences or result.rewinds else OK
 
 
 def why(schedule: str, instant: str, tenant: str, database: str | None, output_format: str | None) -> int:

@@ -28,6 +28,7 @@ from timebell.cli.loading import load_app, source_files
 from timebell.cli.logs import configure_logging
 from timebell.cli.output import print_message
 from timebell.clock import Clock
+from timebell.engine.history_check import check_history
 from timebell.engine.signals import stopped_by_signals
 from timebell.errors import StoreError
 from timebell.formatting import format_milliseconds
@@ -123,6 +124,7 @@ async def _serve_http_only(app: Timebell, roles: tuple[str, ...]) -> None:
                     with suppress(StoreError):
                         requested_at = app.clock.monotonic()
                         app.clock.discipline(await app.store.read_clock(), requested_at, app.clock.monotonic())
+                        await check_history(app.store, app.clock, app.settings.node_name)
         finally:
             await app.close()
     log.info("stopped")

@@ -13,6 +13,7 @@ from zlib import crc32
 from timebell.alarm import Alarm
 from timebell.engine.completer import Completer
 from timebell.engine.heartbeat import Heartbeat
+from timebell.engine.history_check import check_history
 from timebell.engine.leader import repair
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
@@ -47,6 +48,7 @@ class Service:
         self.failing_services: dict[str, StoreError] = {}
         self.started_at = node.clock.monotonic()
         self._alarms: dict[str, Alarm] = {}
+        self._history_lock = asyncio.Lock()
         self.last_step_at: dict[str, float] = {}
         """When each service last finished a step (monotonic seconds)."""
         self.step_began_at: dict[str, float] = {}
@@ -133,6 +135,8 @@ class Service:
         while True:
             self.step_began_at[name] = self.node.clock.monotonic()
             try:
+                if self.node.store.recent_writes.is_unverified:  # before anything repeats what was lost
+                    await self._check_history()
                 next_step_at = await step()
                 pause = MIN_RETRY_DELAY_SECONDS
                 if name in self.failing_services:
@@ -153,6 +157,13 @@ class Service:
             del self.step_began_at[name]
             if next_step_at is None or next_step_at > self.node.clock.now():
                 await alarm.wait(next_step_at)
+
+    async def _check_history(self) -> None:
+        node = self.node
+        async with self._history_lock:
+            if (rewind := await check_history(node.store, node.clock, node.options.name)) is not None:
+                for kind, count in rewind.counts.items():
+                    node.counters.history_rewound.add(kind, by=count)
 
     def _retry_at(self, delay: float) -> datetime:
         """Return now plus `delay`, scaled by 0.5 to 1.5 depending on the node id so that nodes do not retry in step."""

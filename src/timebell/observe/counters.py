@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from timebell.feature import Feature
 from timebell.model.audit_findings import Finding
 from timebell.model.job import Completion, JobState, Reason
+from timebell.store.recent_writes import KINDS
 
 VERDICTS = ("passed", "condition", "quota", "orphaned", "paused", "withdrawn", "waits")
 HANDLER_OK = "handler", "ok"
@@ -117,6 +118,7 @@ class Counters:
     audit_differences: LabeledCounter = field(
         default_factory=lambda: LabeledCounter([finding.value for finding in Finding])
     )
+    history_rewound: LabeledCounter = field(default_factory=lambda: LabeledCounter(KINDS))
     deliveries: LabeledCounter = field(default_factory=LabeledCounter)
     of_features: dict[str, LabeledCounter] = field(default_factory=dict)
     """The counters of features, by the name of their metric."""

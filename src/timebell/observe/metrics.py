@@ -75,6 +75,11 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_audit_differences_total": MetricDefinition(
         "counter", ("finding",), "Differences found by the leader's audit. Always 0."
     ),
+    "timebell_history_rewound_total": MetricDefinition(
+        "counter",
+        ("kind",),
+        "Writes of this process that a failover or a restore lost: jobs, results, cancels, schedules. Always 0.",
+    ),
     "timebell_leader": MetricDefinition("gauge", (), "1 if this node is the leader."),
     "timebell_leader_changes_total": MetricDefinition("counter", (), "Number of times this node became leader."),
     "timebell_node_clock_skew_seconds": MetricDefinition(
@@ -178,6 +183,7 @@ class Snapshot:
         yield _counter("timebell_claim_conflicts_total", counters.claim_conflicts)
         yield _counter("timebell_double_fires_total", counters.duplicate_fires)
         yield _labeled_counter("timebell_audit_differences_total", counters.audit_differences)
+        yield _labeled_counter("timebell_history_rewound_total", counters.history_rewound)
         yield _counter("timebell_leader_changes_total", counters.leader_changes)
 
     def _histogram_families(self) -> Iterator[Metric]:

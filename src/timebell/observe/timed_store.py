@@ -23,7 +23,7 @@ class TimedStore:
             store.handler_transaction_in_thread,
         )
         self.begin, self.is_transient = store.begin, store.is_transient
-        self.listen, self.subscribers = store.listen, store.subscribers
+        self.listen, self.subscribers, self.recent_writes = store.listen, store.subscribers, store.recent_writes
 
     @property
     def dialect(self) -> Dialect:

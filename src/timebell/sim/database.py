@@ -26,6 +26,7 @@ from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapt
 from timebell.store.dialects.sqlite.store import SqliteStore, engine_for, translate_error
 from timebell.store.jobs import claim
 from timebell.store.open import migrate
+from timebell.store.recent_writes import RecentWrites
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
@@ -222,6 +223,7 @@ class DatabaseLink:
     def __init__(self, database: SimulatedDatabase, name: str) -> None:
         self.url = database.url
         self.subscribers = Subscribers()
+        self.recent_writes = RecentWrites(lambda: 0.0)  # stays empty: this database loses nothing
         self.multi_node = database.multi_node
         self.is_cut = False
         self.pending_fault: tuple[str, Callable[[], bool]] | None = None

@@ -602,6 +602,26 @@ sources = Table(
     Index("timebell_sources_failing", "id", postgresql_where=_SOURCE_IS_FAILING, sqlite_where=_SOURCE_IS_FAILING),
 )
 
+# Losses of acknowledged writes, noticed by the process that wrote them after the server had changed.
+rewinds = Table(
+    "timebell_rewinds",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("node", String(200), nullable=False),
+    Column("detected_at", Instant, nullable=False),
+    # Commits of the lost rows were acknowledged between these times.
+    Column("lost_from", Instant, nullable=False),
+    Column("lost_until", Instant, nullable=False),
+    # Numbers of rows: created jobs, results of jobs, cancels, changes of schedules.
+    Column("jobs", Integer, nullable=False),
+    Column("results", Integer, nullable=False),
+    Column("cancels", Integer, nullable=False),
+    Column("schedules", Integer, nullable=False),
+    # JSON: some of the ids, by kind.
+    Column("examples", Text, nullable=False),
+    Index("timebell_rewinds_detected_at", "detected_at"),
+)
+
 # Number of jobs of a tenant charged in a month of its time zone.
 months = Table(
     "timebell_months",

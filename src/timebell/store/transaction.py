@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Executable, text
 from sqlalchemy.engine import CursorResult
 
 from timebell.store.dialects.operations import Operations
+from timebell.store.recent_writes import Written
 from timebell.store.sql import SQL
 from timebell.store.sql import Row as Row
 
@@ -52,6 +53,8 @@ class Transaction(Protocol):
     dialect: Dialect
     subjects: frozenset[str]
     """Subjects to notify after the commit."""
+    written: list[tuple[str, Written]]
+    """Rows to remember after the commit, by kind."""
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         """Execute a literal statement; return its rows."""
@@ -73,6 +76,9 @@ class Transaction(Protocol):
 
     def notify(self, subject: str) -> None:
         """After the commit, notify this process and other nodes of a change. A hint, which may be lost."""
+
+    def record(self, kind: str, rows: Written) -> None:
+        """After the commit, remember written rows; see `store/recent_writes.py`."""
 
 
 class Steps:
@@ -104,6 +110,7 @@ class SqlTransaction:
         self.dialect = dialect
         self.steps = steps
         self.subjects = NO_SUBJECTS
+        self.written: list[tuple[str, Written]] = []
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
@@ -129,3 +136,7 @@ class SqlTransaction:
 
     def notify(self, subject: str) -> None:
         self.subjects |= {subject}
+
+    def record(self, kind: str, rows: Written) -> None:
+        if rows:
+            self.written.append((kind, rows))

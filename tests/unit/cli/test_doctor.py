@@ -232,6 +232,8 @@ async def _provoke_findings(url: str) -> None:
         ("UPDATE timebell_jobs SET hold = 'backlog' WHERE id = :id", {"id": held[1].id}),
         ("INSERT INTO timebell_data_keys (tenant_id, wrapped_by, wrapped, created_at, updated_at)"
          " VALUES ('default', 'strange', 'x', :at, :at)", {"at": at}),
+        ("INSERT INTO timebell_rewinds (id, node, detected_at, lost_from, lost_until, jobs, results, cancels,"
+         " schedules, examples) VALUES (:id, 'n1', :at, :at, :at, 3, 0, 0, 0, '{}')", {"id": "r" * 36, "at": at}),
         ("INSERT INTO timebell_targets (tenant_id, name, kind, options, revision, created_at, updated_at, disabled_at)"
          " VALUES ('default', 'crm', 'http', '{}', 1, :at, :at, :at)", {"at": at}),
         *((node, {"id": name * 32, "name": name, "version": version, "tzdata": "2020a", "routes": routes, "at": at})
@@ -253,9 +255,10 @@ def test_stalled_work_is_found(sqlite_url: str, cli: Cli, monkeypatch: pytest.Mo
     found = findings(cli, "--database", sqlite_url)
     assert set(found) >= {
         "ALL_PAUSED", "JOBS_UNHANDLED", "BACKLOG_HELD", "SCHEDULES_ERRORED", "SECRETS_UNREADABLE", "TARGETS_DISABLED",
-        "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS",
+        "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS", "HISTORY_REWOUND",
     }  # fmt: skip
     assert "crm" in found["TARGETS_DISABLED"]["detail"]
+    assert "lost 3 created jobs" in found["HISTORY_REWOUND"]["detail"]
     assert "EXTRA_MISSING" not in found
     monkeypatch.setattr(database, "find_spec", lambda _: None)
     assert "timebell[secrets]" in findings(cli, "--database", sqlite_url)["EXTRA_MISSING"]["fix"]

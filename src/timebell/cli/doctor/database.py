@@ -15,7 +15,7 @@ from timebell.cli.doctor.findings import Check, fail, warn
 from timebell.errors import Refused
 from timebell.model.tzdata_change import format_count
 from timebell.settings import Settings
-from timebell.store.cluster import gauges, nodes
+from timebell.store.cluster import gauges, nodes, rewinds
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.schema import data_keys
@@ -23,6 +23,7 @@ from timebell.store.tenancy import targets
 from timebell.store.transaction import Transaction
 from timebell.tenancy.secrets import keyring
 
+REWIND_WINDOW = timedelta(days=7)  # for which lost writes are reported
 NODE_ALIVE_WINDOW = timedelta(minutes=2)  # a node with a heartbeat within this time is live
 MIN_SERVER_VERSION = 130_000  # PostgreSQL 13
 CONNECTIONS_PER_NODE = 20
@@ -109,9 +110,20 @@ async def check_stored_work(store: Store, settings: Settings) -> list[Check]:
     now = await store.read_clock()
     live = [node for node in await store.run(nodes.list_nodes) if now - node.seen_at < NODE_ALIVE_WINDOW]
     gauge_values = await store.run(gauges.read_gauges, now, 10.0)
-    return list(
-        _check_work(gauge_values, live, await store.run(queues.is_everything_paused))
-    ) + await _check_configuration(store, settings)
+    lost = await store.run(rewinds.list_rewinds, now - REWIND_WINDOW)
+    return (
+        [
+            warn(
+                "history",
+                "HISTORY_REWOUND",
+                rewind.describe(),
+                "Create the lost jobs again; repeat lost cancels, pauses and edits.",
+            )
+            for rewind in lost
+        ]
+        + list(_check_work(gauge_values, live, await store.run(queues.is_everything_paused)))
+        + await _check_configuration(store, settings)
+    )
 
 
 def _check_work(gauge_values: gauges.Gauges, live: list[nodes.Node], all_paused: bool) -> Iterator[Check]:

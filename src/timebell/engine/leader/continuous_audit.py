@@ -12,6 +12,7 @@ from timebell.errors import InvalidInput
 from timebell.model.audit import WINDOW_SIZE, ScheduleAudit
 from timebell.model.audit_findings import AuditCounts, Difference, Finding
 from timebell.store.audit import audit as rows
+from timebell.store.cluster.rewinds import Rewind, list_rewinds
 from timebell.store.schedules import schedules
 
 DECISION_GRACE = timedelta(minutes=1)  # later occurrences may be undecided
@@ -31,6 +32,8 @@ class AuditResult:
     counts: AuditCounts = field(default_factory=AuditCounts)
     differences: list[Difference] = field(default_factory=list)
     truncated: bool = False
+    rewinds: list[Rewind] = field(default_factory=list)
+    """Losses of acknowledged writes in the range: the recorded runs are not all that happened."""
 
     def discard_expired(self, oldest_retained: datetime) -> None:
         """Remove findings of missing rows that retention may have deleted during the audit."""
@@ -56,6 +59,7 @@ async def run_audit(
     InvalidInput (AUDIT_TOO_LARGE).
     """
     result = AuditResult(start, max(start, min(end, now)))
+    result.rewinds = await run(list_rewinds, start, end)
     moves, firing_stopped = await run(rows.list_zone_moves), await run(rows.is_firing_stopped)
 
     def record(difference: Difference) -> None:

@@ -15,7 +15,7 @@ from timebell.model.audit_findings import Difference, Finding
 from timebell.observe.alerts import AlertTracker, Message
 from timebell.observe.watchdog import MAX_NAMED_SCHEDULES, OVERDUE_GRACE_SECONDS, Problem, UnrecordedCounter
 from timebell.store.audit import duplicate_runs
-from timebell.store.cluster import gauges, nodes
+from timebell.store.cluster import gauges, nodes, rewinds
 
 log = logging.getLogger("timebell.watchdog")
 
@@ -72,7 +72,10 @@ class Watchdog:
         await self._check_duplicates(now)
         if comparable:
             await self._audit_recent(now)
-        await self._send_new_alerts([*self._problems(snapshot), *self._inherited_problems(monotonic)], monotonic)
+        lost = await node.store.run_autocommit(rewinds.list_rewinds, now - timedelta(seconds=PROBLEM_DURATION_SECONDS))
+        problems = [*self._problems(snapshot), *self._inherited_problems(monotonic)]
+        problems += [Problem("HISTORY_REWOUND", rewind.describe()) for rewind in lost[:1]]
+        await self._send_new_alerts(problems, monotonic)
 
     async def _check_duplicates(self, now: datetime) -> None:
         since = (self._duplicates_since or now) - CHECK_OVERLAP

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
 from timebell.store.dialects import caller_connections
+from timebell.store.recent_writes import RecentWrites
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
@@ -31,6 +32,8 @@ class Store(Protocol):
     """True if several engines may share the database."""
     subscribers: Subscribers
     """Called after each commit that notified something, by this process or, while `listen` succeeds, by another."""
+    recent_writes: RecentWrites
+    """The recent commits of this process, to notice their loss."""
 
     @property
     def dialect(self) -> Dialect:

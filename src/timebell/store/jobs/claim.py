@@ -18,6 +18,7 @@ from timebell.model.job import Attempt, JobState, NewJob, UniformJobs
 from timebell.model.limits import next_start
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
+from timebell.store import recent_writes
 from timebell.store.dialects.batches import job_row
 from timebell.store.dialects.operations import Lane
 from timebell.store.schema import jobs
@@ -83,7 +84,9 @@ def _notify_of(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
 def insert_returning_ids(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str]:
     """Insert jobs; return the ids of those inserted. A job whose key or occurrence has a live job is skipped."""
     _notify_of(tx, new_jobs)
-    return tx.dialect.insert_jobs_returning(tx, new_jobs)
+    inserted = tx.dialect.insert_jobs_returning(tx, new_jobs)
+    tx.record(recent_writes.JOBS, dict.fromkeys(inserted))
+    return inserted
 
 
 def mark_serial(tx: Transaction, schedules: Iterable[str | None]) -> None:
@@ -99,11 +102,14 @@ def insert_jobs(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
     """Insert jobs. Like `insert_returning_ids`, but does not report which ones were inserted."""
     _notify_of(tx, new_jobs)
     tx.dialect.insert_jobs(tx, new_jobs)
+    tx.record(recent_writes.JOBS, dict.fromkeys(job.id for job in new_jobs))
 
 
 def insert_running(tx: Transaction, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
     """Insert due jobs as `running`, as first attempts of this node; return the ids of those inserted."""
-    return tx.dialect.insert_running(tx, new_jobs, node, now)
+    inserted = tx.dialect.insert_running(tx, new_jobs, node, now)
+    tx.record(recent_writes.JOBS, dict.fromkeys(inserted))
+    return inserted
 
 
 def bulk_load(tx: Transaction, new_jobs: Sequence[NewJob] | UniformJobs, *, shared: bool) -> None:
@@ -131,6 +137,7 @@ def bulk_load(tx: Transaction, new_jobs: Sequence[NewJob] | UniformJobs, *, shar
         else:
             columns[name] = values
     tx.bulk_insert("timebell_jobs", list(columns), zip(*columns.values(), strict=True), constants)
+    tx.record(recent_writes.JOBS, dict.fromkeys(_field_values(new_jobs, "id")))
 
 
 def _field_values(new_jobs: Sequence[NewJob] | UniformJobs, field: str) -> list[Any]:

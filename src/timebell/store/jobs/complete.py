@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timebell.model.job import Completion, JobState
+from timebell.model.job import CancelOutcome, Completion, JobState
 from timebell.store.jobs import groups
+from timebell.store.recent_writes import CANCELS, RESULTS
 from timebell.store.transaction import JOBS, Row, Transaction
 
 
@@ -24,6 +25,10 @@ def complete_jobs(tx: Transaction, completions: Sequence[Completion], *, skip_lo
     """
     groups.lock_queues(tx, completions)
     moved = tx.dialect.complete(tx, completions, skip_locked=skip_locked)
+    cancelled = {completion.id for completion in completions if completion.cancel is CancelOutcome.PREVENTED}
+    ids = [str(row["id"]) for row in moved]
+    tx.record(RESULTS, dict.fromkeys(id_ for id_ in ids if id_ not in cancelled))
+    tx.record(CANCELS, dict.fromkeys(id_ for id_ in ids if id_ in cancelled))
     groups.release_next(tx, moved)
     return moved
 

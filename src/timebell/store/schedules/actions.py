@@ -23,6 +23,7 @@ from timebell.recurrence import Override, Recurrence
 from timebell.store.jobs import claim, repository
 from timebell.store.jobs import serial as job_serial
 from timebell.store.jobs.bind_targets import bind_definition
+from timebell.store.recent_writes import SCHEDULES
 from timebell.store.schedules.rows import schedule_from_row, spec_from_row
 from timebell.store.schedules.schedules import (
     JobBuilder,
@@ -51,6 +52,7 @@ def lock_schedule(tx: Transaction, tenant_id: str, id_: str) -> Schedule | None:
 
 def _update_schedule(tx: Transaction, id_: str, now: datetime, **values: Any) -> Schedule:
     tx.execute(update(schedules).where(schedules.c.id == id_).values(updated_at=now, **values))
+    tx.record(SCHEDULES, {id_: now})
     return schedule_from_row(tx.execute(select(schedules).where(schedules.c.id == id_)).one())
 
 
@@ -268,6 +270,7 @@ def delete_schedule(
     since = decided_until(schedule, now)
     insert_revision(tx, dataclasses.replace(ended, recurrence=_recurrence_ended_at(schedule, since)), since)
     tx.execute(delete_rows(schedules).where(schedules.c.id == id_))
+    tx.record(SCHEDULES, {id_: None})
     return repository.BulkCancelResult(prevented, in_flight)
 
 

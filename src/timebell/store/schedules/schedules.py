@@ -21,6 +21,7 @@ from timebell.model.schedule import Schedule
 from timebell.recurrence import Override, Recurrence
 from timebell.recurrence.instants import format_instant
 from timebell.recurrence.overrides import partition_overrides
+from timebell.store import recent_writes
 from timebell.store.jobs import claim, serial, start_on_insert
 from timebell.store.jobs.bind_targets import bind_definition
 from timebell.store.schedules import tzdata_log
@@ -229,6 +230,7 @@ def replace_recurrence(tx: Transaction, row: Row[Any], recurrence: Recurrence, n
 
 def insert_revision(tx: Transaction, schedule: Schedule, since: datetime) -> None:
     """Store the spec of the schedule as the revision in effect after `since`."""
+    tx.record(recent_writes.SCHEDULES, {schedule.id: schedule.updated_at})
     row = schedule_to_row(schedule)
     values = {part: row[part] for part in ("tenant_id", "recurrence", "action", "policies", "revision")}
     tx.execute(insert(revisions).values(schedule_id=schedule.id, effective_at=since, **values))

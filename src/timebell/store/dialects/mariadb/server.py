@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -52,7 +52,8 @@ class ServerIdentity(NamedTuple):
 class MariaServer:
     """The hosts of a database URL, and all open connections to them. Thread-safe."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self.url = url
         parsed = parse_database_url(url)
         hidden = ("host", "port", "target_session_attrs")
@@ -110,6 +111,7 @@ class MariaServer:
         if changed:
             log.warning("the database server is another one, or was restarted; dropped all connections to the former")
             self.drop_connections()
+            self._on_change()
         with self._lock:
             self._connections[connection] = name
         return connection

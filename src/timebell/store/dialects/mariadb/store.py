@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -29,6 +30,7 @@ from timebell.store.dialects.mariadb.async_driver import AsyncPool
 from timebell.store.dialects.mariadb.dialect import MariaDialect
 from timebell.store.dialects.mariadb.server import MariaServer
 from timebell.store.dialects.pulse import PROBE_TIMEOUT_SECONDS, Pulse
+from timebell.store.recent_writes import RecentWrites
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
@@ -98,7 +100,8 @@ class MariaStore:
         self.subscribers = subscribers or Subscribers()
         self.dialect = MariaDialect(server_clock=server_clock)
         self._pool_size, self._read_only = pool_size, read_only
-        self._server = MariaServer(url)
+        self.recent_writes = RecentWrites(time.monotonic)
+        self._server = MariaServer(url, self._note_server_change)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
         self._engine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
         self._pid = os.getpid()
@@ -188,6 +191,7 @@ class MariaStore:
                     connection.rollback()
                 raise
         tx.steps.at("done")
+        self.recent_writes.add(tx.written)
         self.subscribers.publish(tx.subjects)
         return result
 
@@ -271,6 +275,9 @@ class MariaStore:
     async def listen(self) -> bool:
         """Return False: MariaDB has no notifications, so nodes poll."""
         return False
+
+    def _note_server_change(self) -> None:
+        self.recent_writes.is_unverified = True
 
     async def _probe(self, connections: Collection[Any]) -> str | None:
         return await asyncio.to_thread(self._probe_in_thread, connections)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -59,7 +59,8 @@ class ServerIdentity(NamedTuple):
 class PostgresServer:
     """The hosts of a database URL, and all open connections to them."""
 
-    def __init__(self, url: str, *, read_only: bool = False) -> None:
+    def __init__(self, url: str, on_change: Callable[[], None] = lambda: None, *, read_only: bool = False) -> None:
+        self._on_change = on_change
         self.url = url
         parsed = parse_database_url(url)
         query = {name: value for name, value in parsed.query.items() if name not in ("host", "port")}
@@ -145,6 +146,7 @@ class PostgresServer:
         if before is not None and before != self.identity:
             log.warning("the database server is another one, or was restarted; dropped all connections to the former")
             self.drop_connections()
+            self._on_change()
 
     async def _connect_any(self, options: dict[str, Any]) -> asyncpg.Connection[Any]:
         options.setdefault("timeout", CONNECT_TIMEOUT_SECONDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
@@ -31,6 +32,7 @@ from timebell.store.dialects.postgres.dialect import PostgresDialect
 from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
 from timebell.store.dialects.postgres.server import DEFAULT_PORT, PostgresServer
 from timebell.store.dialects.pulse import Pulse
+from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Row, SqlTransaction, Steps, Transaction
@@ -95,7 +97,8 @@ class PostgresStore:
         self.url = url
         self.subscribers = subscribers or Subscribers()
         self.dialect = PostgresDialect(server_clock=server_clock)
-        self._server = PostgresServer(url, read_only=read_only)
+        self.recent_writes = RecentWrites(time.monotonic)
+        self._server = PostgresServer(url, self._note_server_change, read_only=read_only)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
         self._engine: AsyncEngine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
         self._hot_engine: AsyncEngine = engine_for(
@@ -265,14 +268,14 @@ class PostgresStore:
             raise
         await_only(transaction.commit())
         tx.steps.at("done")
-        self._publish(tx.subjects)
+        self._publish(tx.subjects, tx.written)
         return result
 
     def _autocommit(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
         result = operation(tx, *args, **kwargs)
         tx.steps.at("done")
-        self._publish(tx.subjects)
+        self._publish(tx.subjects, tx.written)
         return result
 
     async def _run_on_pool(
@@ -318,8 +321,10 @@ class PostgresStore:
                 raise
         raise AssertionError
 
-    def _publish(self, subjects: frozenset[str]) -> None:
-        """Publish the subjects of a committed transaction, and notify other nodes."""
+    def _publish(self, subjects: frozenset[str], written: Sequence[tuple[str, Written]] = ()) -> None:
+        """Publish the subjects of a committed transaction, notify other nodes, and remember what it wrote."""
+        if written:
+            self.recent_writes.add(written)
         if not subjects:
             return
         self.subscribers.publish(subjects)
@@ -403,6 +408,9 @@ class PostgresStore:
             except StoreUnreachable:
                 pass
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+    def _note_server_change(self) -> None:
+        self.recent_writes.is_unverified = True
 
     async def _probe(self, connections: Collection[asyncpg.Connection[Any]]) -> str | None:
         if pooler.is_pooled(self.url):  # its process ids are not those of the server

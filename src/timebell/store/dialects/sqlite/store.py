@@ -32,6 +32,7 @@ from timebell.store.dialects.handler_transactions import (
 )
 from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapted_engine
 from timebell.store.dialects.sqlite.dialect import SqliteDialect
+from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Dialect, Row, SqlTransaction, Steps
@@ -73,6 +74,9 @@ class SqliteTransaction(SqlTransaction):
         if names is None:
             names = statement.returned_columns = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=False)) for row in cursor]
+
+    def record(self, kind: str, rows: Written) -> None:
+        """Do nothing: a file has no standby that could lack what was committed."""
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
@@ -152,6 +156,7 @@ class SqliteStore:
     ) -> None:  # fmt: skip
         self.url = url
         self.subscribers = subscribers or Subscribers()
+        self.recent_writes = RecentWrites(lambda: 0.0)  # stays empty; see SqliteTransaction.record
         self._durable = durable
         self._read_only = read_only
         self.dialect = DIALECT

@@ -455,6 +455,20 @@ def upgrade() -> None:
         sa.Column("job_id", Id, nullable=False),
     )
     op.create_table(
+        "timebell_rewinds",
+        sa.Column("id", Id, primary_key=True),
+        sa.Column("node", sa.String(200), nullable=False),
+        sa.Column("detected_at", Instant, nullable=False),
+        sa.Column("lost_from", Instant, nullable=False),
+        sa.Column("lost_until", Instant, nullable=False),
+        sa.Column("jobs", sa.Integer(), nullable=False),
+        sa.Column("results", sa.Integer(), nullable=False),
+        sa.Column("cancels", sa.Integer(), nullable=False),
+        sa.Column("schedules", sa.Integer(), nullable=False),
+        sa.Column("examples", sa.Text(), nullable=False),
+    )
+    op.create_index("timebell_rewinds_detected_at", "timebell_rewinds", ["detected_at"])
+    op.create_table(
         "timebell_schedule_revisions",
         sa.Column("schedule_id", Id, primary_key=True),
         sa.Column("revision", sa.Integer(), primary_key=True),

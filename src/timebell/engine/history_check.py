@@ -1,0 +1,56 @@
+"""Compare the recent commits of this process with the database after its server has changed."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from timebell.clock import Clock
+from timebell.ids import new_id
+from timebell.store.cluster import rewinds
+from timebell.store.cluster.rewinds import MAX_EXAMPLES, Rewind
+from timebell.store.dialects.base import Store
+from timebell.store.recent_writes import KINDS, Batch
+
+log = logging.getLogger("timebell.history")
+
+
+async def check_history(store: Store, clock: Clock, node_name: str) -> Rewind | None:
+    """Compare if the server has changed since the last comparison; store and return a loss. Raises StoreError."""
+    recent = store.recent_writes
+    if not recent.is_unverified:
+        return None
+    recent.is_unverified = False
+    batches = recent.snapshot()
+    try:
+        lost = await store.run(rewinds.find_lost, batches)
+        rewind = _describe_loss(lost, batches, clock, node_name, recent.monotonic())
+        if rewind is not None:
+            await store.run(rewinds.record_rewind, rewind)
+    except BaseException:
+        recent.is_unverified = True
+        raise
+    if rewind is not None:
+        recent.forget(batches)
+        log.error("%s", rewind.describe(), extra={"event": "database.rewound"})
+    return rewind
+
+
+def _describe_loss(
+    lost: dict[str, set[str]], batches: list[Batch], clock: Clock, node_name: str, monotonic: float
+) -> Rewind | None:
+    # A row may have been written several times, of which the earlier ones may be there.
+    last_written = {(batch.kind, id_): batch.at for batch in batches for id_ in batch.rows if id_ in lost[batch.kind]}
+    affected = last_written.values()
+    if not affected:
+        return None
+    now = clock.now()
+
+    def instant(at: float) -> datetime:
+        return now - timedelta(seconds=monotonic - at)
+
+    return Rewind(
+        new_id(now), node_name, now, instant(min(affected)), instant(max(affected)),
+        {kind: len(lost[kind]) for kind in KINDS},
+        {kind: sorted(lost[kind])[:MAX_EXAMPLES] for kind in KINDS if lost[kind]},
+    )  # fmt: skip

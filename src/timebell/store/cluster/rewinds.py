@@ -1,0 +1,110 @@
+"""Losses of acknowledged writes: a failover to a standby that lagged behind, or a restore, rewound the history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from itertools import islice
+
+from sqlalchemy import Column, insert, select
+
+from timebell.store.recent_writes import CANCELS, JOBS, KINDS, RESULTS, SCHEDULES, Batch, Written
+from timebell.store.schema import finished, jobs, rewinds, schedules
+from timebell.store.transaction import Transaction
+
+IDS_PER_QUERY = 1000
+MAX_EXAMPLES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """One loss, as noticed by one process: numbers of rows by kind, and when their commits were acknowledged."""
+
+    id: str
+    node: str
+    detected_at: datetime
+    lost_from: datetime
+    lost_until: datetime
+    counts: dict[str, int]
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """The number of lost rows of all kinds."""
+        return sum(self.counts.values())
+
+    def describe(self) -> str:
+        """Return the loss as a sentence."""
+        parts = ", ".join(f"{self.counts[kind]:,} {NAMES[kind]}" for kind in KINDS if self.counts[kind])
+        return (
+            f"The database lost {parts}, acknowledged from {self.lost_from:%Y-%m-%d %H:%M:%S} to"
+            f" {self.lost_until:%H:%M:%S} UTC; noticed by {self.node}."
+        )
+
+
+NAMES = {JOBS: "created jobs", RESULTS: "results of jobs", CANCELS: "cancels", SCHEDULES: "changes of schedules"}
+
+
+def find_lost(tx: Transaction, batches: Sequence[Batch]) -> dict[str, set[str]]:
+    """Return the ids, by kind, of written rows that the database does not have."""
+    written: dict[str, dict[str, datetime | None]] = {kind: {} for kind in KINDS}
+    for batch in batches:
+        written[batch.kind].update(batch.rows)
+    ended = _find_existing(tx, [finished.c.id], {*written[RESULTS], *written[CANCELS], *written[JOBS]})
+    live = _find_existing(tx, [jobs.c.id], {*written[JOBS], *written[RESULTS], *written[CANCELS]} - ended)
+    created = written[JOBS].keys()
+    return {
+        JOBS: created - ended - live,
+        # If the creation is lost, too, only that is counted.
+        RESULTS: written[RESULTS].keys() - ended - (created - live),
+        CANCELS: written[CANCELS].keys() - ended - (created - live),
+        SCHEDULES: _find_lost_schedules(tx, written[SCHEDULES]),
+    }
+
+
+def _find_existing(tx: Transaction, columns: list[Column[str]], ids: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for chunk in _chunks(ids):
+        found |= {str(row[0]) for row in tx.execute(select(*columns).where(columns[0].in_(chunk)))}
+    return found
+
+
+def _find_lost_schedules(tx: Transaction, written: Written) -> set[str]:
+    stored: dict[str, datetime] = {}
+    for chunk in _chunks(written):
+        rows = tx.execute(select(schedules.c.id, schedules.c.updated_at).where(schedules.c.id.in_(chunk)))
+        stored |= {str(row.id): row.updated_at for row in rows}
+    return {
+        id_
+        for id_, updated_at in written.items()
+        if (id_ in stored if updated_at is None else id_ not in stored or stored[id_] < updated_at)
+    }
+
+
+def _chunks(ids: Iterable[str]) -> Iterable[list[str]]:
+    remaining = iter(ids)
+    while chunk := list(islice(remaining, IDS_PER_QUERY)):
+        yield chunk
+
+
+def record_rewind(tx: Transaction, rewind: Rewind) -> None:
+    """Store a loss."""
+    row = asdict(rewind)
+    examples, counts = row.pop("examples"), row.pop("counts")
+    tx.execute(insert(rewinds).values(**row, **counts, examples=json.dumps(examples)))
+
+
+def list_rewinds(tx: Transaction, since: datetime, until: datetime | None = None) -> list[Rewind]:
+    """Return the losses of writes acknowledged since an instant (and before `until`), latest first."""
+    is_affected = rewinds.c.lost_until >= since
+    if until is not None:
+        is_affected &= rewinds.c.lost_from < until
+    return [
+        Rewind(
+            str(row.id), row.node, row.detected_at, row.lost_from, row.lost_until,
+            {kind: getattr(row, kind) for kind in KINDS}, json.loads(row.examples),
+        )
+        for row in tx.execute(select(rewinds).where(is_affected).order_by(rewinds.c.detected_at.desc()))
+    ]  # fmt: skip

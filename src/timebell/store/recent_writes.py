@@ -1,0 +1,64 @@
+"""The rows that this process committed in the last minutes.
+
+A failover to an asynchronous standby, or a restore, can lose the end of the history although it was acknowledged. The
+server cannot tell what it never received, but the processes that wrote it can.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+RECENT_SECONDS = 300.0
+MAX_RECENT_ROWS = 50_000  # of each kind
+
+JOBS = "jobs"  # created jobs
+RESULTS = "results"  # final results of jobs, without cancels
+CANCELS = "cancels"  # jobs cancelled before their start
+SCHEDULES = "schedules"  # created, edited, paused, resumed and deleted schedules
+KINDS = (JOBS, RESULTS, CANCELS, SCHEDULES)
+
+Written = Mapping[str, datetime | None]
+"""Ids of written rows; for schedules with their `updated_at`, or None if deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one committed transaction; `at` is monotonic."""
+
+    kind: str
+    at: float
+    rows: Written
+
+
+@dataclass(slots=True)
+class RecentWrites:
+    """The recent commits of a store, and whether the server has changed since they were last compared with it."""
+
+    monotonic: Callable[[], float]
+    is_unverified: bool = False
+    _batches: dict[str, deque[Batch]] = field(default_factory=lambda: {kind: deque() for kind in KINDS})
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+    def add(self, written: Iterable[tuple[str, Written]]) -> None:
+        """Add the rows of a committed transaction."""
+        now = self.monotonic()
+        for kind, rows in written:
+            batches = self._batches[kind]
+            batches.append(Batch(kind, now, rows))
+            self._counts[kind] += len(rows)
+            while batches and (batches[0].at < now - RECENT_SECONDS or self._counts[kind] > MAX_RECENT_ROWS):
+                self._counts[kind] -= len(batches.popleft().rows)
+
+    def snapshot(self) -> list[Batch]:
+        """Return all batches, oldest first."""
+        return sorted((batch for batches in self._batches.values() for batch in batches), key=lambda batch: batch.at)
+
+    def forget(self, batches: Iterable[Batch]) -> None:
+        """Remove batches that were compared, so that a loss is reported once."""
+        compared = set(map(id, batches))
+        for kind, kept in self._batches.items():
+            self._batches[kind] = deque(batch for batch in kept if id(batch) not in compared)
+            self._counts[kind] = sum(len(batch.rows) for batch in self._batches[kind])

@@ -1,0 +1,104 @@
+"""A failover to a standby that lagged behind loses acknowledged writes, which is noticed, counted and reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.conftest import cli as cli
+from timebell import Every, Timebell
+from timebell.engine.history_check import check_history
+from timebell.errors import StoreUnreachable
+from timebell.store.cluster.rewinds import list_rewinds
+from timebell.store.open import upgrade
+from timebell_torture.postgres import PostgresServer, PostgresStandby
+from timebell_torture.proxy import Switch
+
+FAR = datetime(2090, 1, 1, tzinfo=UTC)
+
+
+class Pair:
+    """A primary, and an asynchronous standby."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)
+        self.primary = PostgresServer(folder / "primary")
+        self.primary.start()
+        asyncio.run(upgrade(self.primary.url()))
+        self.standby = PostgresStandby(folder / "standby", self.primary)
+        self.standby.start()
+
+    def wait_until_replayed(self) -> None:
+        """Wait until the standby has replayed everything."""
+        position = self.primary.execute("SELECT pg_current_wal_lsn()").strip()
+        while self.standby.execute(f"SELECT pg_last_wal_replay_lsn() >= '{position}'").strip() != "t":
+            pass
+
+    def fail_over(self) -> None:
+        """Kill the primary, and promote the stopped standby."""
+        self.primary.kill()
+        self.standby.start()
+        self.standby.promote()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with TemporaryDirectory() as folder:
+        pair = Pair(Path(folder))
+        yield pair
+        for server in (pair.primary, pair.standby):
+            with suppress(RuntimeError):
+                server.stop()
+
+
+def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> None:
+    async def body() -> tuple[datetime, datetime]:
+        proxy = Switch(pair.primary.port)
+        await proxy.start()
+        app = Timebell(pair.primary.url(proxy.port), timezone="UTC")
+        try:
+            kept = [await app.schedule_at("a", FAR) for _ in range(3)]
+            paused = await app.schedule_repeat("a", Every(timedelta(hours=1)), name="paused")
+            edited = await app.schedule_repeat("a", Every(timedelta(hours=1)), name="edited")
+            await asyncio.to_thread(pair.wait_until_replayed)
+            await asyncio.to_thread(pair.standby.stop)  # it does not receive what follows
+            begun = await app.store.read_clock()
+            lost = [await app.schedule_at("b", FAR) for _ in range(4)]
+            await app.cancel(kept[0].id)
+            await app.cancel(lost[0].id)  # counted as a created job only
+            await app.schedules.pause(paused.id)
+            await app.schedule_repeat("a", Every(timedelta(hours=2)), name="edited", replace=True)
+            await app.schedule_repeat("a", Every(timedelta(hours=2)), name="created")
+            assert await check_history(app.store, app.clock, "n1") is None
+            await asyncio.to_thread(pair.fail_over)
+            proxy.point_at(pair.standby.port)
+            while True:
+                with suppress(StoreUnreachable):
+                    ended = await app.store.read_clock()
+                    rewind = await check_history(app.store, app.clock, "n1")
+                    break
+            assert rewind is not None
+            assert rewind.counts == {"jobs": 4, "results": 0, "cancels": 1, "schedules": 3}
+            assert begun <= rewind.lost_from <= rewind.lost_until <= ended
+            assert await check_history(app.store, app.clock, "n1") is None, "reported once"
+            (stored,) = await app.store.run(list_rewinds, begun)
+            assert stored == rewind
+            assert edited.id in stored.examples["schedules"]
+            return begun, ended
+        finally:
+            await app.close()
+            await proxy.close()
+
+    begun, ended = asyncio.run(body())
+    between = [(begun - timedelta(hours=1)).isoformat(), (ended + timedelta(hours=1)).isoformat()]
+    audited = cli("audit", "--from", between[0], "--to", between[1], "--database", pair.standby.url())
+    assert audited.code == 7
+    assert "4 created jobs, 1 cancels, 3 changes of schedules" in audited.err
+    assert "HISTORY_REWOUND" in cli("doctor", "--database", pair.standby.url(), "-o", "json").out
