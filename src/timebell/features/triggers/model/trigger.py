@@ -279,7 +279,8 @@ def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
 class Source:
     """An external source of items.
 
-    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. An orphaned source
+    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. No node reads the
+    source before `retry_at`. An orphaned source
     has lost access to its items (`orphaned_reason`); it recovers if access returns.
     """
 
@@ -292,6 +293,7 @@ class Source:
     synced_at: datetime | None = None
     error: str | None = None
     error_code: str | None = None
+    retry_at: datetime | None = None
     orphaned_at: datetime | None = None
     orphaned_reason: str | None = None
     created_at: datetime
