@@ -21,7 +21,8 @@ from .world import QUIET, Log, World, after, engine, jobs, virtual
 class Board:
     """An adapter in memory. Before an answer to `read_rows` it waits `seconds`, or fails with `error`."""
 
-    poll_interval = full_scan_interval = 86_400.0
+    page_size = 500
+    poll_interval, full_scan_interval = 0.0, 86_400.0
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}

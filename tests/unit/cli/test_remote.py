@@ -360,11 +360,12 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert remote("source", "delete", "shifts", "--yes").code == 5
     assert remote("trigger", "delete", "start", "--yes").code == 0
     assert remote("source", "delete", "shifts", "--yes").code == 0
-    options = '{"url": "postgresql://nowhere/x", "table": "duty_schedules", "changes": "notify", "everySeconds": 60}'
+    options = '{"url": "postgresql://nowhere/x", "table": "duty_schedules", "changes": "outbox", "everySeconds": 60}'
     assert remote("source", "create", "duty", "--kind", "sql", "--options", options).code == 0
-    sql = remote("trigger", "install", "duty").out
-    assert "CREATE TRIGGER timebell_items_duty_schedules" in sql
-    assert "DROP TRIGGER" in sql
+    sql = remote("trigger", "install", "duty", "--print").out
+    assert 'CREATE TRIGGER "timebell_items_duty_schedules_id"' in sql
+    assert "DROP TRIGGER" in remote("trigger", "uninstall", "duty", "--print").out
+    assert "could not be run" in remote("trigger", "install", "duty").err
     assert "duty" in remote("source", "list").out
     assert remote("source", "delete", "duty", "--yes").code == 0
 

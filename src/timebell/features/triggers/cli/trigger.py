@@ -124,19 +124,48 @@ def scan(name: str, no_wait: bool, output: str | None) -> None:
         _watch_operation(remote, operation)
 
 
+source_argument = click.argument("name", metavar="SOURCE", help="Source of a PostgreSQL table.")
+database_option = click.option("--database-url", metavar="URL", help="Database of the table, with its owner as user.")
+print_option = click.option("--print", "only_print", is_flag=True, help="Print the SQL for review, and run nothing.")
+
+
 @trigger.command()
-@click.argument("name", metavar="SOURCE", help="Source of a database table.")
-def install(name: str) -> None:
-    """Print the SQL that makes a source's table report its changes: review it, then run it."""
-    from timebell.cli.output import print_data as line
+@source_argument
+@database_option
+@print_option
+def install(name: str, database_url: str | None, only_print: bool) -> None:
+    """Create the outbox of a source: a table, and triggers that record the keys of changed rows in it."""
+    _run_outbox_sql(name, database_url, "install_sql", only_print=only_print)
+
+
+@trigger.command()
+@source_argument
+@database_option
+@print_option
+def uninstall(name: str, database_url: str | None, only_print: bool) -> None:
+    """Remove the outbox of a source and its triggers."""
+    _run_outbox_sql(name, database_url, "uninstall_sql", only_print=only_print)
+
+
+def _run_outbox_sql(name: str, database_url: str | None, kind: str, *, only_print: bool) -> None:
+    import asyncio
+
+    from timebell.cli.output import print_data, print_message
+    from timebell.features.triggers.sources.outbox import run_sql
     from timebell.features.triggers.sources.sql_table import SqlTable
     from timebell.model.target import referenced_secret
 
-    source = server_client().request("GET", f"/sources/{_quote_segment(name)}")
-    options = source["options"]
-    if referenced_secret(options.get("url")) is not None:
+    options = server_client().request("GET", f"/sources/{_quote_segment(name)}")["options"]
+    if is_secret := referenced_secret(options.get("url")) is not None:
         options = {**options, "url": "postgresql://host/name"}
-    line(SqlTable(options).install_sql().rstrip())
+    sql: str = getattr(SqlTable(options), kind)()
+    if only_print:
+        print_data(sql.rstrip())
+        return
+    if database_url is None and is_secret:
+        raise click.UsageError("The url of the source is a secret. Specify --database-url, or --print.")
+    asyncio.run(run_sql(database_url or options["url"], sql))
+    print_message("Done.")
 
 
 @trigger.command()
@@ -217,15 +246,17 @@ def show_source(name: str, output: str | None) -> None:
 
 @source.command("items")
 @name_argument
+@click.option("--rejected", is_flag=True, help="Only rows that cannot be used, with the reason.")
 @output_option
-def items(name: str, output: str | None) -> None:
+def items(name: str, rejected: bool, output: str | None) -> None:
     """List the rows of a source by key, in their last known version."""
     from timebell.cli.inputs import print_list, shorten
 
     remote = server_client(output)
-    rows = remote.list_items(f"/sources/{_quote_segment(name)}/items")
-    print_list(rows, remote.settings.output, ("KEY", "VERSION", "FIELDS"), lambda row: (
-        row["key"], str(row["version"]), "deleted" if row["fields"] is None else shorten(row["fields"]),
+    rows = remote.list_items(f"/sources/{_quote_segment(name)}/items{'?rejected=true' if rejected else ''}")
+    print_list(rows, remote.settings.output, ("KEY", "VERSION", "PROBLEM", "FIELDS"), lambda row: (
+        row["key"], str(row["version"]), shorten(row["problem"] or "", 60),
+        "deleted" if row["fields"] is None else shorten(row["fields"]),
     ))  # fmt: skip
 
 

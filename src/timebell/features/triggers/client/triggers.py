@@ -25,10 +25,10 @@ from timebell.features.triggers.model.trigger import (
     parse_offsets,
     parse_version,
 )
-from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources import create_adapter, scan_interval
 from timebell.features.triggers.store import planned_firings, sources, triggers
 from timebell.features.triggers.store.planned_firings import build_payload
-from timebell.features.triggers.store.sources import no_such_trigger
+from timebell.features.triggers.store.sources import grace_too_short, no_such_trigger
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
@@ -88,7 +88,10 @@ class Triggers:
             id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), kind=kind,
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
-        source = await self._run(connection, sources.upsert_source, new_source, now, replace=replace)
+        source = await self._run(
+            connection, sources.upsert_source, new_source, now, replace=replace,
+            interval=scan_interval(kind, options or {}),
+        )  # fmt: skip
         return source
 
     async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
@@ -131,12 +134,16 @@ class Triggers:
         return total
 
     async def list_items(
-        self, source: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+        self, source: str, *, rejected: bool = False, tenant_id: str = "default", limit: int = 50,
+        cursor: str | None = None,
     ) -> Page[Item]:  # fmt: skip
-        """Return a page of a source's last known items in key order. Raises InvalidInput, NotFound."""
+        """Return a page of a source's last known items in key order, or only those whose current row is rejected.
+
+        Raises InvalidInput, NotFound.
+        """
         page.validate_paging(limit, None)
         source_row = await self.get_source(source, tenant_id=tenant_id)
-        return await self._run(None, sources.list_items, source_row.id, limit, cursor)
+        return await self._run(None, sources.list_items, source_row.id, limit, cursor, rejected=rejected)
 
     async def put(
         self, /, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
@@ -151,8 +158,9 @@ class Triggers:
         Options of the rule: offsets, timezone (of values without a UTC offset), recipients (a column; one job per
         recipient), condition (comparisons of fields that must hold at that time), unless (a query to a source of kind
         sql that prevents firing if it returns a row; :item, :recipient, :offset and the item's fields are parameters),
-        grace (seconds, default 300: instants learned of later than this do not fire). Options of the job: payload,
-        metadata, owner_id, target, queue, priority, group, retry, timeout, expires_after.
+        grace (seconds, default 300, or twice the interval of full reads if that is longer: instants learned of later
+        than this do not fire). Options of the job: payload, metadata, owner_id, target, queue, priority, group, retry,
+        timeout, expires_after.
 
         Raises InvalidInput (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
         Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
@@ -160,19 +168,22 @@ class Triggers:
         if unknown := [option for option in options if option not in TRIGGER_OPTIONS]:
             raise unknown_options("triggers.put", unknown, TRIGGER_OPTIONS)
         now = self._clock.now()
-        draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now)
-        await self._ensure_open()
+        source_row = await self._run(connection, sources.find_source, tenant_id, source)
+        interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
+        draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now, interval)
 
         return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
 
     def _draft(
         self, name: str, source: str, column: str, topic: str, options: Mapping[str, Any], tenant_id: str,
-        created_by: str | None, now: datetime,
+        created_by: str | None, now: datetime, interval: float,
     ) -> Trigger:  # fmt: skip
         timezone, recipients = options.get("timezone"), options.get("recipients")
         if timezone is not None:
             zone(timezone)
-        grace = parse_seconds(options.get("grace", DEFAULT_GRACE_SECONDS), "grace")
+        grace = parse_seconds(options.get("grace", max(DEFAULT_GRACE_SECONDS, 2 * interval)), "grace")
+        if interval > 0 and grace <= interval:
+            raise grace_too_short(name, grace, interval)
         rule = TriggerRule(
             column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])),
             timezone=timezone,

@@ -349,12 +349,14 @@ class Trigger:
 class ItemChange:
     """The fields of an item as reported by a source (None: the item was deleted), with their version.
 
-    A change without a version counts as newer than the stored item.
+    A change without a version counts as newer than the stored item. With a `problem`, the row exists and cannot be
+    read: the item keeps its fields.
     """
 
     key: str
     version: int | None
     fields: Mapping[str, Any] | None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,11 +375,15 @@ class WebhookNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """The latest known version of an item; `fields` None: it was deleted."""
+    """The latest known version of an item; `fields` None: it was deleted.
+
+    `problem` is why the current row is rejected; then `fields` are those of an earlier one.
+    """
 
     key: str
     version: int
     fields: dict[str, Any] | None
+    problem: str | None = None
     updated_at: datetime
 
 

@@ -16,9 +16,9 @@ from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
 from timebell.features.triggers.sources.base import RowPage, TokenProvider
 from timebell.model.policy import parse_seconds
 
-OPTIONS = ("token", "boardId", "url", "everySeconds", "sweepEverySeconds", "signingSecret")
+OPTIONS = ("token", "boardId", "url", "everySeconds", "signingSecret")
 DEFAULT_URL = "https://api.monday.com/v2"
-DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 60.0, 3600.0
+DEFAULT_FULL_SCAN_SECONDS = 60.0
 READ_TIMEOUT_SECONDS = 20.0  # maximum time without data from the server
 REQUEST_TIMEOUT_SECONDS = 60.0  # limit of the whole request
 MAX_RESPONSE_BYTES = 64 * 2**20
@@ -49,6 +49,8 @@ class Board:
     Raises InvalidInput (INVALID_SOURCE_OPTIONS).
     """
 
+    page_size = 500  # limit of the API
+
     def __init__(self, options: Mapping[str, Any], token: TokenProvider | None = None) -> None:
         if unknown := options.keys() - set(OPTIONS):
             raise _invalid_options(f"A source of kind monday has no option {min(unknown)!r:.60}.")
@@ -64,11 +66,9 @@ class Board:
         self._url = options.get("url", DEFAULT_URL)
         if not _is_http_url(self._url):
             raise _invalid_options(f"url is {self._url!r:.60}.")
-        self.poll_interval = parse_seconds(
-            options.get("everySeconds", DEFAULT_POLL_SECONDS), "everySeconds", minimum=0.1
-        )
+        self.poll_interval = 0.0
         self.full_scan_interval = parse_seconds(
-            options.get("sweepEverySeconds", DEFAULT_FULL_SCAN_SECONDS), "sweepEverySeconds", minimum=0.1
+            options.get("everySeconds", DEFAULT_FULL_SCAN_SECONDS), "everySeconds", minimum=0.1
         )
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
@@ -284,6 +284,5 @@ def parse_column_value(raw: Any) -> Any:
 def _invalid_options(message: str) -> InvalidInput:
     return InvalidInput(
         message, code="INVALID_SOURCE_OPTIONS",
-        fix='Use {"token": {"secret": "name"}, "boardId": "123"}, and optionally signingSecret, everySeconds,'
-        " sweepEverySeconds.",
+        fix='Use {"token": {"secret": "name"}, "boardId": "123"}, and optionally signingSecret, everySeconds.',
     )  # fmt: skip

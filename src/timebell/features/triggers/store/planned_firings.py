@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import orjson
 from sqlalchemy import case, delete, or_, select, update
 
 from timebell.errors import InvalidPayload
@@ -44,6 +45,7 @@ from timebell.store.jobs.complete import complete_jobs
 from timebell.store.schema import jobs, sources
 from timebell.store.transaction import Transaction
 
+MAX_KEYS_PER_STATEMENT = 500
 PROGRESS_POLL_SECONDS = 0.5
 """Interval at which a scan checks the progress of the source's first full scan."""
 PAYLOAD_HEADROOM_BYTES = 4096
@@ -83,15 +85,12 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
         if new_version <= version:
             summary.stale += 1
             continue
-        new_fields = change.fields
-        try:
-            fields = None if new_fields is None else encode(new_fields, "fields")
-        except InvalidPayload as error:
-            summary.rejected.append(f"{key!r:.60}: {error.message:.200}")
-            new_fields, fields = old_fields, None if old_fields is None else encode(old_fields, "fields")
+        new_fields, fields, problem = _encode_change(change, old_fields)
+        if problem is not None:
+            summary.rejected.append(f"{key!r:.60}: {problem}")
         rows.append({
             "source_id": source.id, "key": key, "tenant_id": source.tenant_id, "version": new_version,
-            "fields": fields, "updated_at": now,
+            "fields": fields, "problem": problem, "updated_at": now,
         })  # fmt: skip
         if decode(fields) == old_fields and version >= 0:
             summary.unchanged += 1
@@ -99,10 +98,21 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
             summary.changed += 1
             changed_fields[key] = new_fields
     if rows:
-        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "updated_at")), rows)
+        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "problem", "updated_at")), rows)
     if changed_fields:
         reconcile_items(tx, list_triggers_of_source(tx, source), changed_fields, now, summary)
     return summary
+
+
+def _encode_change(change: ItemChange, old_fields: dict[str, Any] | None) -> tuple[ItemFields, str | None, str | None]:
+    """Return the new fields of an item, their JSON, and the problem because of which these are the old ones, if any."""
+    problem = change.problem
+    if problem is None:
+        try:
+            return change.fields, None if change.fields is None else encode(change.fields, "fields"), None
+        except InvalidPayload as error:
+            problem = error.message[:300]
+    return old_fields, None if old_fields is None else encode(old_fields, "fields"), problem
 
 
 def ensure_items(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
@@ -117,26 +127,57 @@ def apply_poll_result(
 ) -> ChangeSummary:  # fmt: skip
     """Apply the changes found by a poll of a source, and store the cursor of the next poll."""
     if cursor is not None:
-        # Lock the source exclusively before its items: upgrading the lock later could deadlock with a transaction that
-        # shares it and waits for one of the items.
-        tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
-    summary = apply_changes(tx, source, changes, now)
-    if cursor is not None:
+        # Update the source before its items: upgrading the lock later could deadlock with a transaction that shares it
+        # and waits for one of the items.
         has_rejected_rows = sources.c.error_code == SOURCE_ROWS_REJECTED  # stays until the next full scan
         error_columns = {
             name: case((has_rejected_rows, sources.c[name]), else_=None) for name in ("error", "error_code")
         }
         tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, **error_columns))
+    return apply_changes(tx, source, changes, now) if changes else ChangeSummary()
+
+
+def apply_scanned_page(
+    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str, now: datetime, saves: bool
+) -> ChangeSummary:  # fmt: skip
+    """Apply those rows of a page that differ from the stored items; store the cursor if there are any, or `saves`.
+
+    So a full scan of an unchanged table reads only. The version of an equal item stays older than this read, which
+    matters only if a still older read with other values is applied later: the next read corrects it.
+    """
+    stored: dict[str, tuple[str | None, str | None]] = {}
+    for start in range(0, len(changes), MAX_KEYS_PER_STATEMENT):
+        keys = [change.key for change in changes[start : start + MAX_KEYS_PER_STATEMENT]]
+        query = select(items.c.key, items.c.fields, items.c.problem).where(
+            items.c.source_id == source.id, items.c.key.in_(keys)
+        )
+        stored |= {row.key: (row.fields, row.problem) for row in tx.execute(query)}
+    differing = [change for change in changes if _differs(change, stored.get(change.key))]
+    summary = apply_poll_result(tx, source, differing, cursor if differing or saves else None, now)
+    known_problems = {change.key for change in changes if change.problem is not None} - {c.key for c in differing}
+    summary.rejected += [f"{key!r:.60}: {stored[key][1]}" for key in sorted(known_problems)]
+    summary.unchanged += len(changes) - len(differing)
     return summary
 
 
-def mark_unseen_gone(tx: Transaction, source: Source, scan_started: int, limit: int, now: datetime) -> int:
-    """Mark up to `limit` items as gone that a full scan, started at `scan_started`, did not find; return how many."""
-    unseen = (items.c.source_id == source.id) & (items.c.version < scan_started) & items.c.fields.is_not(None)
-    keys = tx.execute(select(items.c.key).where(unseen).order_by(items.c.key).limit(limit)).scalars().all()
-    if keys:
-        apply_changes(tx, source, [ItemChange(key, scan_started, None) for key in keys], now)
-    return len(keys)
+def _differs(change: ItemChange, stored: tuple[str | None, str | None] | None) -> bool:
+    """Return whether a scanned row differs from the stored item."""
+    if stored is None:
+        return True
+    if change.problem is not None or stored[1] is not None:
+        return change.problem != stored[1]
+    try:
+        return stored != (orjson.dumps(change.fields).decode(), None)
+    except (TypeError, ValueError):
+        return True
+
+
+def list_known_keys(tx: Transaction, source_id: str, after: str | None, limit: int) -> list[str]:
+    """Return the keys of a source's items that are not gone, in key order."""
+    query = select(items.c.key).where(items.c.source_id == source_id, items.c.fields.is_not(None))
+    if after is not None:
+        query = query.where(items.c.key > after)
+    return list(tx.execute(query.order_by(items.c.key).limit(limit)).scalars())
 
 
 def lock_items(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
