@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -26,12 +27,14 @@ from timebell.features.triggers.model.trigger import (
     parse_version,
 )
 from timebell.features.triggers.sources import create_adapter, scan_interval
-from timebell.features.triggers.store import planned_firings, sources, triggers
+from timebell.features.triggers.store import item_history, planned_firings, sources, triggers
+from timebell.features.triggers.store.item_history import FiringRecord, ItemHistory
 from timebell.features.triggers.store.planned_firings import build_payload
 from timebell.features.triggers.store.sources import grace_too_short, no_such_trigger
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
+from timebell.model.job import Job
 from timebell.model.operation import Operation
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
@@ -42,6 +45,7 @@ from timebell.recurrence import zone
 from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
 from timebell.store.jobs.query_sources import no_such_source
+from timebell.store.jobs.repository import find_job
 
 R = TypeVar("R")
 SOURCE_KINDS = ("webhook", "sql", "monday")
@@ -248,6 +252,40 @@ class Triggers:
         trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
         operation = await self._run(connection, triggers.start_scan, trigger, self._clock.now(), created_by)
         return operation
+
+    async def get_item(self, name: str, key: str, *, tenant_id: str = "default") -> ItemHistory:
+        """Return an item of a trigger's source: its state, its firings, and its latest jobs. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id)
+        found = await self._run(None, item_history.find_item_history, trigger, key)
+        if found is None:
+            raise item_history.no_such_item(key)
+        return found
+
+    async def list_not_fired(
+        self, name: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+    ) -> Page[FiringRecord]:  # fmt: skip
+        """Return a page of the firings that did not become jobs, each with the reason: `late`, `past`, `unreadable`,
+        `skipped`. Raises InvalidInput, NotFound.
+        """
+        page.validate_paging(limit, None)
+        trigger = await self.get(name, tenant_id=tenant_id)
+        return await self._run(None, item_history.list_not_fired, trigger, limit, cursor)
+
+    async def fire(
+        self, name: str, key: str, *, tenant_id: str = "default", connection: Any = None
+    ) -> builtins.list[Job]:  # fmt: skip
+        """Fire an item now, for each of its recipients; what is planned stays planned. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
+        ids = await self._run(connection, item_history.fire_item, trigger, key, self._clock.now())
+        jobs = [await self._run(connection, find_job, tenant_id, id_) for id_ in ids]
+        return [job for job in jobs if job is not None]
+
+    async def skip(
+        self, name: str, key: str, *, tenant_id: str = "default", connection: Any = None
+    ) -> builtins.list[FiringRecord]:  # fmt: skip
+        """Skip the planned firings of an item; a new date fires again. Returns the skipped ones. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
+        return await self._run(connection, item_history.skip_item, trigger, key, self._clock.now())
 
     async def get_operation(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
         """Return a scan or another operation with its progress. Raises NotFound (OPERATION_NOT_FOUND)."""

@@ -38,6 +38,9 @@ from timebell.features.triggers.store import planned_firings, sources, webhook_c
 log = logging.getLogger("timebell.sources")
 
 RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 300.0  # after a failed poll, doubled after each further one
+SCAN_SLICE_SECONDS = (
+    0.5  # of a scan, after which polls and webhooks have their turn; notified rows have it after a page
+)
 SAVE_INTERVAL_SECONDS = 5.0  # of the position of a scan that finds no differences
 ORPHANED_RETRY_DELAY_SECONDS = 30.0  # after the source object was found to be gone
 MAX_KEYS_PER_READ = 500
@@ -198,10 +201,12 @@ class SourcePoller:
                 if await self._poll_changes(source, adapter, position):
                     watch.last_poll_at = None
                 return  # the position has changed: a scan continues with the source as stored now
-        if watch.scan is not None or watch.last_full_scan_at is None or (
-            now - watch.last_full_scan_at >= adapter.full_scan_interval
-        ):  # fmt: skip
-            await self._continue_scan(source, adapter, watch)
+        if watch.scan is None and not self._is_full_scan_due(adapter, watch, now):
+            return
+        await self._continue_scan(source, adapter, watch, now + SCAN_SLICE_SECONDS)
+
+    def _is_full_scan_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
+        return watch.last_full_scan_at is None or now - watch.last_full_scan_at >= adapter.full_scan_interval
 
     def _is_poll_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
         return adapter.poll_interval > 0 and (
@@ -227,32 +232,42 @@ class SourcePoller:
         except StoreError:
             return
 
-    async def _continue_scan(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> None:
-        """Begin a full scan, or read its next page; after the last one, mark items as gone that do not exist."""
+    async def _continue_scan(
+        self, source: Source, adapter: SourceAdapter, watch: SourceWatch, until: float
+    ) -> None:  # fmt: skip
+        """Begin or continue a full scan, until a monotonic time or a notified row; finish it after the last page."""
         position = _stored_position(source)
         if (scan := watch.scan) is None:
             started = epoch_micros(self.node.clock.now())
             scan = watch.scan = Scan(position.get("began", started), position.get("after"))
-            if "changes" not in position and (page := await adapter.read_changes(None, adapter.page_size)) is not None:
-                position["changes"] = page.cursor
-        read_at = epoch_micros(self.node.clock.now())
-        try:
-            page = await adapter.read_page(scan.after, adapter.page_size)
-        except SourceFailed as error:
-            if error.code != "SOURCE_CURSOR_LOST" or scan.after is None:
-                raise
-            scan.after = None  # restart; the items already found stay marked as seen
-            return
+        if "changes" not in position and (page := await adapter.read_changes(None, adapter.page_size)) is not None:
+            position["changes"] = page.cursor
+        while True:
+            try:
+                await self._scan_page(source, adapter, scan, position)
+            except SourceFailed as error:
+                if error.code != "SOURCE_CURSOR_LOST" or scan.after is None:
+                    raise
+                scan.after = None  # restart; the items already found stay marked as seen
+                continue
+            if scan.after is None:
+                await self._finish_scan(source, adapter, watch, scan, position.get("changes"))
+                return
+            if watch.changed_keys or self.node.clock.monotonic() >= until:
+                return
+
+    async def _scan_page(
+        self, source: Source, adapter: SourceAdapter, scan: Scan, position: dict[str, Any]
+    ) -> None:  # fmt: skip
+        """Read and apply the next page of a scan. The position is stored with differences, and from time to time."""
+        read_at, now = epoch_micros(self.node.clock.now()), self.node.clock.monotonic()
+        page = await adapter.read_page(scan.after, adapter.page_size)
         scan.seen.update(page.rows, page.problems)
         position |= {"began": scan.started, "after": page.cursor}
-        now = self.node.clock.monotonic()
         saves = scan.saved_at is None or now - scan.saved_at >= SAVE_INTERVAL_SECONDS
-        rejected = await self._apply_page(source, page, read_at, json.dumps(position), saves=saves)
+        scan.rejected += await self._apply_page(source, page, read_at, json.dumps(position), saves=saves)
         scan.saved_at = now if saves else scan.saved_at
-        scan.rejected += rejected
         scan.after = page.cursor
-        if scan.after is None:
-            await self._finish_scan(source, adapter, watch, scan, position.get("changes"))
 
     async def _finish_scan(
         self, source: Source, adapter: SourceAdapter, watch: SourceWatch, scan: Scan, changes_cursor: str | None

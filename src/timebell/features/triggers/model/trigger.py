@@ -29,6 +29,9 @@ SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
 MAX_RECIPIENTS = 1000  # of one item
 MAX_OFFSETS = 20  # of one trigger
 MAX_YEAR = 2199
+UNREADABLE_KEY = "unreadable"
+"""In place of an offset: the record of an item of which no offset is known."""
+MAX_FORMER_JOBS = 20  # of one firing
 OFFSET_PATTERN = re.compile(r"([+-]?)(\d{1,6})([smhdw]?)", re.ASCII)
 OFFSET_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -95,6 +98,13 @@ class TriggerRule:
     condition: tuple[Comparison, ...] = ()
     unless: str | None = None
     grace: float = DEFAULT_GRACE_SECONDS
+
+    def describe_unreadable(self, fields: Mapping[str, Any]) -> str:
+        """Return the value that cannot be read, with its column."""
+        column = self.column
+        if self.recipients is not None and parse_column_instant(fields.get(column), self.timezone) is not None:
+            column = self.recipients
+        return f"{column}: {fields.get(column)!r:.200}"
 
     def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
         """Return the firings desired for an item with these fields (None: the item was deleted)."""
@@ -207,18 +217,42 @@ def _escape_part(name: str) -> str:
     return re.sub(r"^_|_$|_(?=_)|(?<=_)_", "%5F", quoted)
 
 
+class FormerJob(NamedTuple):
+    """A job that a firing had before: its id, its instant in microseconds since 1970, and whether it started."""
+
+    id: str
+    at: int
+    fired: bool
+
+
+class NotFired(NamedTuple):
+    """Why nothing is planned for a firing, with the value or the instant.
+
+    `reason` is `late` (known too late), `past` (more than a day ago), `unreadable`, or `skipped` (by a user).
+    """
+
+    reason: str
+    detail: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
     """The record of one planned firing.
 
     `job_id` was created for the instant `at` (None: no job) by `revision` of the trigger. `fired_at` is the latest
-    instant for which a job has started.
+    instant for which a job has started, `history` are the jobs before `job_id`. `not_fired` is why there is no job.
     """
 
     at: datetime | None
     job_id: str | None = None
     revision: int = 1
     fired_at: datetime | None = None
+    history: tuple[FormerJob, ...] = ()
+    not_fired: NotFired | None = None
+
+    def has_fired(self, at: datetime) -> bool:
+        """Return whether a job has started for an instant."""
+        return self.fired_at == at or any(job.fired and job.at == epoch_micros(at) for job in self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +287,7 @@ def reconcile(
         planned = firings.get(key)
         if planned is not None and planned.at == at and (planned.revision == revision or at <= now):
             continue
-        fired = planned is not None and planned.fired_at == at
+        fired = planned is not None and planned.has_fired(at)
         late = at < oldest
         if planned is not None and planned.at is not None:
             changes.cancel.append(key)

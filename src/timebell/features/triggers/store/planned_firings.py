@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,12 +16,16 @@ from sqlalchemy import case, delete, or_, select, update
 
 from timebell.errors import InvalidPayload
 from timebell.features.triggers.model.trigger import (
+    MAX_FORMER_JOBS,
     SOURCE_ROWS_REJECTED,
+    UNREADABLE_KEY,
     ChangeSummary,
     ColumnStatus,
     Firing,
     FiringKey,
+    FormerJob,
     ItemChange,
+    NotFired,
     Source,
     Trigger,
     epoch_micros,
@@ -46,6 +51,8 @@ from timebell.store.schema import jobs, sources
 from timebell.store.transaction import Transaction
 
 MAX_KEYS_PER_STATEMENT = 500
+LATE_WINDOW = timedelta(days=1)
+"""An instant that is known too late, and is older than this, counts as past."""
 PROGRESS_POLL_SECONDS = 0.5
 """Interval at which a scan checks the progress of the source's first full scan."""
 PAYLOAD_HEADROOM_BYTES = 4096
@@ -196,54 +203,86 @@ def reconcile_items(
 ) -> None:
     """Create, move and cancel jobs until they match the desired firings of these triggers for these locked items.
 
-    Counts are added to `observed`.
+    Records why desired firings are not planned. Counts are added to `observed`.
     """
     firings_by_item = _firings_by_item(tx, [trigger.id for trigger in triggers], list(fields_by_key))
-    new: dict[PlannedFiringKey, NewJob] = {}
-    cancel: dict[PlannedFiringKey, Firing] = {}
+    plan = _Plan({trigger.id: trigger for trigger in triggers}, firings_by_item)
     for trigger in triggers:
         for item, fields in fields_by_key.items():
             current = firings_by_item[trigger.id, item]
             wanted, value = trigger.rule.desired_firings(fields)
-            observed.unreadable += value is ColumnStatus.UNREADABLE
             steps = reconcile(wanted, current, trigger.revision, now, trigger.rule.grace)
+            observed.unreadable += value is ColumnStatus.UNREADABLE
             observed.late += len(steps.too_late)
-            cancel |= {(trigger.id, item, firing_key): current[firing_key] for firing_key in steps.cancel}
+            not_fired = {key: _describe_late(wanted[key], now) for key in steps.too_late}
+            if value is ColumnStatus.UNREADABLE:
+                not_fired[FiringKey(UNREADABLE_KEY)] = NotFired(
+                    "unreadable", trigger.rule.describe_unreadable(fields or {})
+                )
+            for firing_key in steps.cancel:
+                plan.cancel[trigger.id, item, firing_key] = current[firing_key]
             for firing_key, at in steps.create.items():
-                new[trigger.id, item, firing_key] = _new_job(trigger, item, firing_key, at, now)
-    _apply_plan(tx, {trigger.id: trigger for trigger in triggers}, new, cancel, firings_by_item, now, observed)
+                plan.new[trigger.id, item, firing_key] = build_job(trigger, item, firing_key, at, now)
+            for firing_key in {**current, **not_fired}:
+                known = current[firing_key].not_fired if firing_key in current else None
+                is_skipped = known is not None and known.reason == "skipped" and firing_key in wanted
+                if known != not_fired.get(firing_key) and not is_skipped:
+                    plan.not_fired[trigger.id, item, firing_key] = not_fired.get(firing_key)
+    _apply_plan(tx, plan, now, observed)
 
 
-def _apply_plan(
-    tx: Transaction, triggers: Mapping[str, Trigger], new: Mapping[PlannedFiringKey, NewJob],
-    cancel: Mapping[PlannedFiringKey, Firing],
-    previous: Mapping[tuple[str, str], Mapping[FiringKey, Firing]], now: datetime, observed: ChangeSummary,
-) -> None:  # fmt: skip
-    if not new and not cancel:
+def _describe_late(at: datetime, now: datetime) -> NotFired:
+    reason = "late" if now - at < LATE_WINDOW else "past"
+    return NotFired(reason, at.isoformat().replace("+00:00", "Z"))
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Changes to firings: new jobs, cancelled firings, and new reasons why nothing is planned (None: there is none)."""
+
+    triggers: Mapping[str, Trigger]
+    previous: Mapping[tuple[str, str], Mapping[FiringKey, Firing]]
+    new: dict[PlannedFiringKey, NewJob] = field(default_factory=dict)
+    cancel: dict[PlannedFiringKey, Firing] = field(default_factory=dict)
+    not_fired: dict[PlannedFiringKey, NotFired | None] = field(default_factory=dict)
+
+
+def _apply_plan(tx: Transaction, plan: _Plan, now: datetime, observed: ChangeSummary) -> None:
+    if not plan.new and not plan.cancel and not plan.not_fired:
         return
-    replaced = {firing.job_id: new.get(key) for key, firing in cancel.items() if firing.job_id is not None}
+    replaced = {firing.job_id: plan.new.get(key) for key, firing in plan.cancel.items() if firing.job_id is not None}
     prevented = withdraw_jobs(tx, replaced, now)
     for id_ in prevented:
         if (job := replaced[id_]) is not None:
             job.replaces = id_
     observed.cancelled += len(prevented)
-    inserted = insert_jobs(tx, list(new.values())) if new else set()
+    inserted = insert_jobs(tx, list(plan.new.values())) if plan.new else set()
     observed.created += len(inserted)
     rows = []
-    for key in {**cancel, **new}:
+    for key in {**plan.cancel, **plan.new, **plan.not_fired}:
         trigger_id, item, firing_key = key
-        old_firing, job = previous[trigger_id, item].get(firing_key), new.get(key)
-        planned = job if job is not None and job.id in inserted else None
-        fired_at = None if old_firing is None else old_firing.fired_at
-        if old_firing is not None and old_firing.at is not None and old_firing.job_id not in prevented:
-            fired_at = old_firing.at
+        trigger, old = plan.triggers[trigger_id], plan.previous[trigger_id, item].get(firing_key, Firing(at=None))
+        at, job_id, fired_at, history = old.at, old.job_id, old.fired_at, old.history
+        if key in plan.cancel or key in plan.new:
+            job = plan.new.get(key)
+            planned = job if job is not None and job.id in inserted else None
+            if old.at is not None:
+                has_fired = old.job_id not in prevented
+                fired_at = old.at if has_fired else fired_at
+                former = FormerJob(old.job_id or "", epoch_micros(old.at), has_fired)
+                history = (*history, former)[-MAX_FORMER_JOBS:]
+            at, job_id = (None, None) if planned is None else (planned.scheduled_at, planned.id)
+        not_fired = plan.not_fired.get(key, old.not_fired) if job_id is None else None
         rows.append({
             "trigger_id": trigger_id, "item": item, "step": firing_key.offset, "recipient": firing_key.recipient,
-            "tenant_id": triggers[trigger_id].tenant_id, "revision": triggers[trigger_id].revision,
-            "at": None if planned is None else planned.scheduled_at, "job_id": None if planned is None else planned.id,
-            "fired_at": fired_at,
+            "tenant_id": trigger.tenant_id, "revision": trigger.revision, "at": at, "job_id": job_id,
+            "fired_at": fired_at, "history": encode([list(job) for job in history], "history") if history else None,
+            "not_fired": None if not_fired is None else not_fired.reason,
+            "detail": None if not_fired is None else not_fired.detail,
+            "not_fired_at": None if not_fired is None else now,
         })  # fmt: skip
-    tx.execute(tx.dialect.upsert(firings, replace=("at", "job_id", "revision", "fired_at")), rows)
+    changed = ("at", "job_id", "revision", "fired_at", "history", "not_fired", "detail", "not_fired_at")
+    tx.execute(tx.dialect.upsert(firings, replace=changed), rows)
 
 
 def withdraw_jobs(tx: Transaction, successors: Mapping[str, NewJob | None], now: datetime) -> set[str]:
@@ -279,12 +318,15 @@ def _firings_by_item(
     matches = firings.c.trigger_id.in_(sorted(trigger_ids)) & firings.c.item.in_(keys)
     for row in tx.execute(select(firings).where(matches)):
         by_item[row.trigger_id, row.item][FiringKey(row.step, row.recipient)] = Firing(
-            at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at
-        )
+            at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at,
+            history=tuple(FormerJob(*entry) for entry in decode(row.history) or ()),
+            not_fired=None if row.not_fired is None else NotFired(row.not_fired, row.detail or ""),
+        )  # fmt: skip
     return by_item
 
 
-def _new_job(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime) -> NewJob:
+def build_job(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime) -> NewJob:
+    """Return the job of a firing, due at an instant."""
     action = trigger.action
     return NewJob(
         id=new_id(now), tenant_id=trigger.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
@@ -354,6 +396,7 @@ def prune_firings_and_items(tx: Transaction, now: datetime, limit: int) -> int:
     is_past = or_(firings.c.at < before, firings.c.at.is_(None)) & or_(
         firings.c.fired_at < before, firings.c.fired_at.is_(None)
     )
+    is_past &= or_(firings.c.not_fired_at < before, firings.c.not_fired_at.is_(None))
     live = select(jobs.c.id).where(jobs.c.id == firings.c.job_id).exists()
     deleted = 0
     for row in tx.execute(select(firings).where(is_past, ~live).limit(limit)).all():

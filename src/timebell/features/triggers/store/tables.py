@@ -65,9 +65,9 @@ firings = Table(
     Column("job_id", Id),
     Column("revision", Integer, nullable=False),
     Column("fired_at", Instant),
-    # JSON list: earlier fired instants, in microseconds since 1970, for which the grace has not ended.
-    Column("fired_before", Text),
-    # Why nothing is planned: `late`, `past` or `unreadable`; then the value or instant, and when that was found.
+    # JSON list of the latest jobs before this one: id, instant in microseconds since 1970, whether it fired.
+    Column("history", Text),
+    # Why nothing is planned: `late`, `past`, `unreadable` or `skipped`; the value or instant; and when that was found.
     Column("not_fired", String(20)),
     Column("detail", Text),
     Column("not_fired_at", Instant),

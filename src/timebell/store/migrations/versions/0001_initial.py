@@ -270,7 +270,7 @@ def upgrade() -> None:
         sa.Column("job_id", Id),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("fired_at", Instant),
-        sa.Column("fired_before", sa.Text()),
+        sa.Column("history", sa.Text()),
         sa.Column("not_fired", sa.String(20)),
         sa.Column("detail", sa.Text()),
         sa.Column("not_fired_at", Instant),
