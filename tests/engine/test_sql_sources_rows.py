@@ -7,8 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.servers import MariaDB, Postgres
 from timebell import Timebell
+from timebell.errors import InvalidInput
 from timebell.features.triggers.sources import create_adapter
 from timebell.features.triggers.sources.sql_table import SqlTable
 
@@ -45,6 +48,35 @@ def test_dates_beyond_pythons_range_do_not_stop_other_rows(tmp_path: Path, postg
 
 async def _planned(app: Timebell, keys: set[int]) -> bool:
     return {int(key) for key, _ in await pending(app)} == keys
+
+
+def test_a_column_that_no_row_has_and_a_short_grace_are_refused(tmp_path: Path) -> None:
+    async def body() -> None:
+        rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        await rows.put(1, soon(hours=1))
+        await follow(app, rows, everySeconds=400)
+        try:
+            assert (await app.triggers.get("reminder")).rule.grace == 800
+            async with app.running(heartbeat=0.1):
+                await until(lambda: _planned(app, {1}))
+            for options, code, text in (
+                ({"column": "startAt"}, "UNKNOWN_COLUMN", "Did you mean start_at?"),
+                ({"column": "start_at", "recipients": "user"}, "UNKNOWN_COLUMN", "Did you mean users?"),
+                ({"column": "start_at", "grace": 300}, "GRACE_TOO_SHORT", "400 s"),
+            ):
+                with pytest.raises(InvalidInput) as refused:
+                    await app.triggers.put("other", "shifts", topic="t", **options)  # type: ignore[arg-type]
+                assert (refused.value.code, text in str(refused.value)) == (code, True)
+            with pytest.raises(InvalidInput) as refused:
+                await app.triggers.put_source(
+                    "shifts", "sql", {"url": rows.url, "table": "duty_schedules", "everySeconds": 900}
+                )
+            assert refused.value.code == "GRACE_TOO_SHORT"
+        finally:
+            await app.close()
+
+    asyncio.run(body())
 
 
 def test_a_text_in_another_encoding_is_listed_and_does_not_stop_other_rows(tmp_path: Path, postgres: Postgres) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from timebell.features.triggers.model.trigger import (
     parse_offsets,
     parse_version,
 )
-from timebell.features.triggers.sources import create_adapter, scan_interval
+from timebell.features.triggers.sources import POLLED_KINDS, create_adapter, scan_interval
 from timebell.features.triggers.store import item_history, planned_firings, sources, triggers
 from timebell.features.triggers.store.item_history import FiringRecord, ItemHistory
 from timebell.features.triggers.store.planned_firings import build_payload
@@ -174,6 +175,9 @@ class Triggers:
         now = self._clock.now()
         source_row = await self._run(connection, sources.find_source, tenant_id, source)
         interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
+        if source_row is not None and source_row.kind in POLLED_KINDS:
+            known = await self._run(connection, sources.list_known_columns, source_row.id)
+            _check_columns({"column": column, "recipients": options.get("recipients")}, known)
         draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now, interval)
 
         return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
@@ -321,6 +325,17 @@ class Triggers:
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
+
+
+def _check_columns(columns: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check that the rows of a source have these columns. Raises InvalidInput (UNKNOWN_COLUMN)."""
+    for option, column in columns.items():
+        if known and isinstance(column, str) and column not in known and column.split(".")[0] not in known:
+            nearest = difflib.get_close_matches(column, known, 1, 0.5)
+            raise InvalidInput(
+                f"{option} is {column!r:.80}, which no row of the source has.", code="UNKNOWN_COLUMN",
+                fix=f"Did you mean {nearest[0]}?" if nearest else f"The columns are {', '.join(sorted(known)[:20])}.",
+            )  # fmt: skip
 
 
 def _check_options(kind: str, options: Any) -> None:

@@ -158,6 +158,6 @@ def describe_rule(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _describe_offset(text: str) -> str:
     match = re.fullmatch(r"([+-])(\d+)([smhdw])", text)
     if match is None:
-        return "at"
+        return "at" if text == "0" else f"{text} from"
     unit = UNIT_LABELS[match[3]].rstrip("s" if match[2] == "1" and len(UNIT_LABELS[match[3]]) > 1 else "")
     return f"{match[2]} {unit} {'before' if match[1] == '-' else 'after'}"

@@ -28,6 +28,7 @@ from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import sources
 from timebell.store.transaction import JOBS, Transaction
 
+COLUMN_SAMPLE_SIZE = 20
 SOURCES = "sources"
 """Subject of notifications: a source is to be read."""
 
@@ -174,6 +175,13 @@ def list_items(
         for row in tx.execute(query)
     ]
     return Page(page[:limit], page[limit - 1].key if len(page) > limit else None)
+
+
+def list_known_columns(tx: Transaction, source_id: str) -> set[str]:
+    """Return the columns of some items of a source; empty if none is known."""
+    alive = (items.c.source_id == source_id) & items.c.fields.is_not(None)
+    sample = tx.execute(select(items.c.fields).where(alive).limit(COLUMN_SAMPLE_SIZE)).scalars()
+    return {column for fields in sample for column in decode(fields)}
 
 
 def count_items(tx: Transaction, source_id: str) -> int:
