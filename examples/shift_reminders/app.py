@@ -1,7 +1,7 @@
 """Send a push to each assignee 15 minutes before a shift unless checked in, and at its end unless checked out.
 
-The shifts are rows of a PostgreSQL database (`schema.sql`), whose trigger notifies of changes (`install.sql`). Run it
-with
+The shifts are rows of a PostgreSQL database (`schema.sql`), whose triggers record changes in an outbox (`install.sql`).
+Run it with
 
     SHIFTS_DATABASE_URL=postgresql://... timebell dev examples/shift_reminders/app.py
 
@@ -25,7 +25,7 @@ ACTIVE = """
 """
 CHECKED = "SELECT 1 FROM attendance_logs WHERE schedule_id = :id AND user_id = :recipient AND type = '{}'"
 SOURCE = {
-    "url": os.environ.get("SHIFTS_DATABASE_URL"), "query": ACTIVE, "table": "duty_schedules", "changes": "notify",
+    "url": os.environ.get("SHIFTS_DATABASE_URL"), "query": ACTIVE, "table": "duty_schedules", "changes": "outbox",
     "channel": "shifts", "sweepEverySeconds": 60,
 }  # fmt: skip
 RETRY = {"attempts": 3, "backoff": "exponential", "delay": 5}

@@ -173,6 +173,11 @@ CALLS: dict[str, Call] = {
     "deleteTrigger": Call("/triggers/{trigger}", status=202, object=True),
     "pauseTrigger": Call("/triggers/{trigger}/pause", {"reason": "x"}, object=True),
     "resumeTrigger": Call("/triggers/{trigger}/resume", object=True),
+    "getTriggerItem": Call("/triggers/{trigger}/history?item=1", object=True),
+    "listNotFired": Call("/triggers/{trigger}/not-fired", object=True),
+    "fireTriggerItem": Call("/triggers/{trigger}/fire", {"item": "1"}, object=True),
+    "skipTriggerItem": Call("/triggers/{trigger}/skip", {"item": "1"}, object=True),
+    "previewTrigger": Call("/triggers/{trigger}/preview", {"rows": [{"start_at": LATER}]}, object=True),
     "scanTrigger": Call("/triggers/{trigger}/scan", status=202, object=True),
     "registerDevice": Call("/devices", {"token": "phone-of-{new}"}, 201),
     "listDevices": Call("/devices?limit=500"),
@@ -364,6 +369,8 @@ class World:
         for path, body in (("/sources", {"name": empty}), ("/triggers", {"name": name, **TRIGGER, "source": name})):
             created = await self.web.post(path, body, key=admin)
             assert created.status_code == 201, created.text
+        items = await self.web.post(f"/sources/{name}/items", ITEMS, key=admin)
+        assert items.status_code == 200, items.text
         self.names |= {"source": name, "sourceId": source.json()["id"], "empty": empty, "trigger": name}
 
     async def _renew_push(self, name: str) -> None:

@@ -24,7 +24,7 @@ from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.features.triggers.engine.source_adapters import AdapterCache
 from timebell.features.triggers.model.trigger import Source
-from timebell.features.triggers.sources import create_adapter, sql_table
+from timebell.features.triggers.sources import create_adapter, sql_values
 from timebell.model.payload import encode
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
@@ -328,11 +328,11 @@ def test_notify_delivers_changes_immediately(tmp_path: Path, postgres: Postgres)
     async def body() -> None:
         rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
         await rows.make()
-        options = {"url": url, "table": "duty_schedules", "changes": "notify"}
+        options = {"url": url, "table": "duty_schedules", "changes": "outbox"}
         made = create_adapter("sql", options)
         await rows.write(made.install_sql())  # type: ignore[attr-defined]
         await rows.put(1, soon(hours=1))
-        events = await follow(app, rows, everySeconds=None, changes="notify")
+        events = await follow(app, rows, everySeconds=None, changes="outbox")
         try:
             async with app.running(heartbeat=0.1):
                 await until(lambda: _count(app, 1))
@@ -360,7 +360,7 @@ def test_values_without_a_json_form_do_not_stop_the_read(tmp_path: Path) -> None
     assert json.loads(encode(read.rows["1"])) == read.rows["1"]
     assert [one.name for one in tmp_path.iterdir()] == [file.name]
     given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), 10**400, Decimal("1.5"), {"a\0": float("nan")}]
-    assert sql_table._to_json_value(given) == [None, None, str(10**30), str(10**400), 1.5, {"a\ufffd": None}]
+    assert sql_values.to_json_value(given) == [None, None, str(10**30), str(10**400), 1.5, {"a\ufffd": None}]
 
 
 class Standby:
@@ -391,7 +391,7 @@ def test_a_failed_listen_raises_each_time(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(asyncpg, "connect", connect)
 
     async def body() -> None:
-        source = create_adapter("sql", {"url": "postgresql://localhost/theirs", "table": "items", "changes": "notify"})
+        source = create_adapter("sql", {"url": "postgresql://localhost/theirs", "table": "items", "changes": "outbox"})
         for _ in range(2):
             with pytest.raises(SourceFailed, match="during recovery"):
                 await source.listen(lambda _: None)
@@ -422,9 +422,9 @@ def test_concurrent_readers_of_a_source_share_one_adapter() -> None:
     "options",
     [{}, {"url": "oracle://x/y", "table": "t"}, {"url": "sqlite:///x.db"},
      {"url": "sqlite:///x.db", "table": "t; DROP"},
-     {"url": "sqlite:///x.db", "table": "t", "key": "a b"}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
+     {"url": "sqlite:///x.db", "table": "t", "key": " "}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
      {"url": "sqlite:///x.db", "table": "t", "changes": "cursor"}, {"url": "sqlite:///x.db", "table": "t", "x": 1},
-     {"url": "sqlite:///x.db", "table": "t", "changes": "notify"},
+     {"url": "sqlite:///x.db", "table": "t", "changes": "outbox"},
      {"url": "sqlite:///x.db", "query": 5}, {"url": "postgresql://host:port/db", "table": "t"},
      {"url": "postgresql://[host/db", "table": "t"}],
 )  # fmt: skip

@@ -141,3 +141,81 @@ async def test_a_cancel_racing_a_firing_has_one_winner(world: World) -> None:
     assert sorted(await outcomes(app)) == [
         (3600, "completed", None), (7200, "completed", None), (5 * 3600, "cancelled", "withdrawn"),
     ]  # fmt: skip
+
+
+@virtual
+async def test_an_instant_that_was_moved_away_and_back_fires_once(world: World) -> None:
+    """Also if another instant fired in between, and if the column was empty."""
+    app = world.app()
+    log = app.on("item.due")(Log())
+    first, second = after(minutes=1), after(minutes=2)
+    async with engine(app, **QUIET):
+        await board(app)
+        for version, at in enumerate((first, second, first, None, first, second), 1):
+            await app.triggers.put_items("board", [item("1", version, at)])
+            if version < 3:
+                await world.until(at)  # type: ignore[arg-type]
+                await world.advance(seconds=1)
+        await world.advance(minutes=10)
+    assert [offset(event.scheduled_at) for event in log.events] == [60, 120]
+
+
+@virtual
+async def test_an_item_that_does_not_fire_leaves_a_record_with_the_reason(world: World) -> None:
+    app = world.app()
+    async with engine(app, **QUIET):
+        await board(app, recipients="who", offsets=["0", "-1h"])
+        rows = [
+            {"key": "late", "fields": {"due": after(seconds=-400).isoformat(), "who": "ana"}},
+            {"key": "past", "fields": {"due": after(days=-3).isoformat(), "who": "ana"}},
+            {"key": "unreadable", "fields": {"due": "20260-05-01", "who": "ana"}},
+            {"key": "people", "fields": {"due": after(hours=9).isoformat(), "who": {"id": 1}}},
+            {"key": "empty", "fields": {"due": None}},
+        ]
+        await app.triggers.put_items("board", rows)
+
+        async def records() -> dict[str, set[tuple[str, str]]]:
+            found: dict[str, set[tuple[str, str]]] = {}
+            for record in await app.triggers.list_not_fired("due"):
+                found.setdefault(record.item, set()).add((record.reason, record.detail))
+            return found
+
+        assert await records() == {
+            "late": {("late", "2027-03-01T11:53:20Z"), ("late", "2027-03-01T10:53:20Z")},
+            "past": {("past", "2027-02-26T12:00:00Z"), ("past", "2027-02-26T11:00:00Z")},
+            "unreadable": {("unreadable", "due: '20260-05-01'")},
+            "people": {("unreadable", "who: {'id': 1}")},
+        }
+        fixed = [{"key": row["key"], "fields": {"due": after(hours=9).isoformat(), "who": "ana"}} for row in rows]
+        await app.triggers.put_items("board", fixed)
+        assert await records() == {}
+        assert len(await app.list(status="pending")) == 10
+
+
+@virtual
+async def test_an_item_shows_its_history_and_can_be_fired_and_skipped(world: World) -> None:
+    app = world.app()
+    log = app.on("item.due")(Log())
+    async with engine(app, **QUIET):
+        await board(app)
+        for version, hours in enumerate((1, 2, 3), 1):
+            await app.triggers.put_items("board", [item("1", version, after(hours=hours))])
+        state = await app.triggers.get_item("due", "1")
+        assert [(job.state, job.reason, offset(job.scheduled_at)) for job in state.jobs] == [
+            ("pending", None, 10800), ("cancelled", "rescheduled", 7200), ("cancelled", "rescheduled", 3600),
+        ]  # fmt: skip
+        fired = await app.triggers.fire("due", "1")
+        await world.advance(seconds=1)
+        assert [event.job_id for event in log.events] == [job.id for job in fired]
+        assert log.events[0].payload["itemId"] == "1"
+        (skipped,) = await app.triggers.skip("due", "1")
+        assert offset(skipped.at) == 10800  # type: ignore[arg-type]
+        await app.triggers.put_items("board", [item("1", 4, after(hours=3))])  # the same instant stays skipped
+        await world.advance(hours=4)
+        assert len(log.events) == 1
+        (record,) = await app.triggers.list_not_fired("due")
+        assert (record.item, record.reason) == ("1", "skipped")
+        await app.triggers.put_items("board", [item("1", 5, after(hours=5))])
+        await world.advance(hours=2)
+    assert len(log.events) == 2
+    assert list(await app.triggers.list_not_fired("due")) == []

@@ -60,7 +60,7 @@ async def wait_until(condition: Callable[[], bool], within: float = 120.0) -> No
 
 
 def test_install_sql_matches_the_generated_sql() -> None:
-    options = {"url": "postgresql://host/name", "query": "SELECT 1", "table": "duty_schedules", "changes": "notify"}
+    options = {"url": "postgresql://host/name", "query": "SELECT 1", "table": "duty_schedules", "changes": "outbox"}
     assert (EXAMPLE / "install.sql").read_text() == SqlTable({**options, "channel": "shifts"}).install_sql()
 
 

@@ -20,10 +20,10 @@ from timebell.features.triggers.engine.source_poller import SourcePoller
 
 apply_page = SourcePoller._apply_page
 
-async def once(self, *read):
+async def once(self, *read, **options):
     if hasattr(self, "had"):
         await asyncio.Event().wait()  # holds the next page until the process is killed
-    self.had = await apply_page(self, *read)
+    self.had = await apply_page(self, *read, **options)
     return self.had
 
 if "HANGS" in os.environ:

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.test_monday import Monday, board
 from tests.engine.test_monday import monday as monday  # a fixture
 from tests.engine.test_sql_sources import Rows
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 from timebell import Timebell
 from timebell.features.triggers.sources import create_adapter
 from timebell.features.triggers.sources.base import RowPage, SourceAdapter
@@ -65,7 +65,7 @@ class OfSql(SourceConformance):
         await rows.make()
         options = {"url": rows.url, "table": "duty_schedules", "everySeconds": 0.1, **self.changes}
         made = self.adapter(options)
-        if self.changes["changes"] == "notify":
+        if self.changes["changes"] == "outbox":
             await rows.write(made.install_sql())  # type: ignore[attr-defined]
         await app.triggers.put_source("duty", "sql", options)
 
@@ -80,7 +80,7 @@ class OfSql(SourceConformance):
             yield Scene(
                 app, "duty", "start_at", lambda key, at: rows.put(int(key), at), remove,
                 create_adapter=lambda: self.adapter(options), kind="sql", set_down=down,
-                invalid_options=[{}, {"url": rows.url}, {"url": rows.url, "table": "a b"}, {**options, "x": 1}],
+                invalid_options=[{}, {"url": rows.url}, {"url": rows.url, "table": "a;b"}, {**options, "x": 1}],
                 queries=("SELECT 1 FROM duty_schedules WHERE id = 1", "SELECT 1 FROM duty_schedules WHERE id = 2"),
             )  # fmt: skip
         finally:
@@ -115,10 +115,40 @@ class TestPostgres(OfPostgres):
 
 
 @pytest.mark.slow
-class TestPostgresByNotify(OfPostgres):
-    """The table notifies of changes."""
+class TestPostgresByOutbox(OfPostgres):
+    """Triggers of the table record its changes."""
 
-    changes = {"changes": "notify", "sweepEverySeconds": 1.0}
+    changes = {"changes": "outbox", "sweepEverySeconds": 1.0}
+
+
+@pytest.mark.slow
+class TestPostgresByARisingColumn(OfPostgres):
+    """Changes are found by cursor, removed rows by the sweep."""
+
+    changes = {"changes": "cursor", "cursor": "updated_at", "sweepEverySeconds": 0.5}
+
+
+class OfMariaDB(OfSql):
+    @pytest.fixture(autouse=True)
+    def _database(self, mariadb: MariaDB) -> Iterator[None]:
+        self.made = mariadb.create_database()
+        yield
+        mariadb.drop_database(self.made)
+
+    def url(self) -> str:
+        return self.made
+
+
+@pytest.mark.slow
+class TestMariaDB(OfMariaDB):
+    """All rows are compared."""
+
+
+@pytest.mark.slow
+class TestMariaDBByARisingColumn(OfMariaDB):
+    """Changes are found by cursor, removed rows by the sweep."""
+
+    changes = {"changes": "cursor", "cursor": "updated_at", "sweepEverySeconds": 0.5}
 
 
 @pytest.mark.slow

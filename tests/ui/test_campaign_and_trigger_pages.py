@@ -109,6 +109,29 @@ async def test_the_trigger_page_manages_a_trigger_and_reports_a_rejected_token(
         assert "due" in (await browser.get("/ui/search?q=du", hx_request="true")).text
 
 
+async def test_the_page_of_an_item_shows_its_history_and_fires_and_skips_it(
+    serve_sqlite: Serve, sqlite_url: str, phones: FakeFcm
+) -> None:
+    app = hostile_app(sqlite_url)
+    async with serve_sqlite(allow_local=True, app=app) as browser, app.running():
+        await app.triggers.put_source("rows")
+        await app.triggers.put("t", "rows", "at", "tea.ready", timezone="UTC")
+        rows = [{"key": "a/1 <b>", "fields": {"at": "2040-01-01T09:00:00"}}, {"key": "2", "fields": {"at": "soon"}}]
+        await app.triggers.put_items("rows", rows)
+        shown = (await browser.get("/ui/triggers/t")).text
+        assert "unreadable: at: &#39;soon&#39;" in shown
+        page = "/ui/triggers/t/item?key=a%2F1%20%3Cb%3E"
+        assert page in shown
+        assert "planned for" in plain_text((await browser.get(page)).text)
+        done = await browser.submit(page, "/ui/triggers/t/fire", item="a/1 <b>")
+        assert done.headers["location"] == f"{page}&did=item-fired"
+        assert [job.kind for job in await app.list(topic="tea.ready")] == ["manual", "trigger"]
+        await browser.submit(page, "/ui/triggers/t/skip", item="a/1 <b>")
+        shown = (await browser.get(page)).text
+        assert "not fired, skipped: 2040-01-01T09:00:00Z" in plain_text(shown)
+        assert "cancelled (withdrawn)" in plain_text(shown)
+
+
 @pytest.mark.parametrize("role", ["viewer", "operator"])
 async def test_actions_beyond_the_role_have_no_button(
     serve_sqlite: Serve, sqlite_url: str, phones: FakeFcm, role: str

@@ -1,26 +1,24 @@
 """Checks just before delivery: decisions of features, conditions and monthly quotas.
 
-Concurrent checks share a transaction, so a thousand simultaneously due jobs need only a few.
+Each job first waits for the external data that its own check needs, and for no other job's. The decisions of all jobs
+that are ready then share a transaction, so a thousand simultaneously due jobs need only a few.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
+from timebell.engine.batcher import Batcher
 from timebell.engine.node import Node
-from timebell.errors import InvalidInput, NotFound, StoreError, TimebellError
+from timebell.errors import NotFound, TimebellError
 from timebell.model import decide
 from timebell.model.job import Attempt, Completion, JobState, Kind
 from timebell.model.payload import decode, encode
 from timebell.model.preconditions import Preconditions
 from timebell.store.jobs import pre_delivery_check
-from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
+from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, DeliveryRead, QueryResult
 from timebell.store.jobs.query_sources import no_such_source
-
-log = logging.getLogger("timebell.preconditions")
 
 MAX_CHECKS_PER_TRANSACTION = 500
 
@@ -28,8 +26,8 @@ MAX_CHECKS_PER_TRANSACTION = 500
 class DeliveryReader(Protocol):
     """Reads external data for pre-delivery checks; provided by a feature."""
 
-    async def read(self, checks: Sequence[DeliveryCheck]) -> tuple[dict[str, QueryResult], dict[str, TimebellError]]:
-        """Return the results of the `unless` queries, and the errors of jobs that must wait, by job id."""
+    async def read(self, check: DeliveryCheck) -> DeliveryRead | None:
+        """Read the data for a check; None if the feature has none. Raises TimebellError if the job must wait."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -41,8 +39,7 @@ class PreDeliveryCheck:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._readers: list[DeliveryReader] | None = None
-        self._pending: dict[str, tuple[DeliveryCheck, asyncio.Future[Decision | TimebellError]]] = {}
-        self._checking: asyncio.Task[None] | None = None
+        self._decisions = Batcher(self._decide, MAX_CHECKS_PER_TRANSACTION)
 
     def applies_to(self, attempt: Attempt) -> bool:
         """True if the attempt needs a check."""
@@ -51,67 +48,44 @@ class PreDeliveryCheck:
 
     async def check(self, attempt: Attempt) -> Completion | None:
         """Return None if the attempt may be delivered, otherwise the completion that replaces the delivery."""
-        preconditions = None
-        if attempt.conditions is not None and not attempt.manual_retries:
-            try:
+        try:
+            preconditions = None
+            if attempt.conditions is not None and not attempt.manual_retries:
                 preconditions = Preconditions.for_job(attempt.conditions, attempt.payload, attempt.metadata)
-            except InvalidInput as error:  # written by a newer release, whose nodes can decode it
-                return self._completion_for(attempt, error)
-        delivery_check = DeliveryCheck(
-            attempt.id, attempt.tenant_id, attempt.kind, attempt.manual_retries > 0, preconditions
-        )
-        decision: asyncio.Future[Decision | TimebellError] = asyncio.get_running_loop().create_future()
-        self._pending[attempt.id] = delivery_check, decision
-        if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._check_pending())
-        return self._completion_for(attempt, await asyncio.shield(decision))
+            delivery_check = DeliveryCheck(
+                attempt.id, attempt.tenant_id, attempt.kind, attempt.manual_retries > 0, preconditions
+            )
+            query = await self._read(delivery_check, attempt)
+            return self._completion_for(attempt, await self._decisions.run(attempt.id, (delivery_check, query)))
+        except TimebellError as error:  # also InvalidInput: written by a newer release, whose nodes can decode it
+            return self._completion_for(attempt, error)
 
     async def close(self) -> None:
         """Close the readers."""
         for reader in self._readers or ():
             await reader.close()
 
-    async def _read(
-        self, checks: Sequence[DeliveryCheck]
-    ) -> tuple[dict[str, QueryResult], dict[str, TimebellError]]:  # fmt: skip
-        """Return the query results and the errors of these jobs. A query that no feature can run is an error."""
+    async def _read(self, check: DeliveryCheck, attempt: Attempt) -> QueryResult | None:
+        """Return the query result of a job. Raises NotFound (SOURCE_NOT_FOUND) for a query that no feature can run."""
+        if not check.checks_trigger and check.unless is None:
+            return None
         if self._readers is None:  # created on first use, because they load drivers
             readers = (feature.create_delivery_reader(self.node) for feature in self.node.features)
             self._readers = [reader for reader in readers if reader is not None]
-        results, errors = dict[str, QueryResult](), dict[str, TimebellError]()
+        query: QueryResult | None = None
         for reader in self._readers:
-            found, failed = await reader.read(checks)
-            results |= found
-            errors |= failed
-        for check in checks:
-            if check.unless is not None and check.id not in results and check.id not in errors:
-                errors[check.id] = no_such_source(check.unless.source)
-        return results, errors
+            if (read := await reader.read(check)) is not None:
+                query, attempt.source_read = read.query, read.problem
+        if check.unless is not None and query is None:
+            raise no_such_source(check.unless.source)
+        return query
 
-    async def _check_pending(self) -> None:
-        while self._pending:
-            batch = dict(list(self._pending.items())[:MAX_CHECKS_PER_TRANSACTION])
-            for id_ in batch:
-                del self._pending[id_]
-            decisions: dict[str, Decision | TimebellError] = {}
-            error: TimebellError = StoreError("The pre-delivery check could not be run.")
-            try:
-                checks = [check for check, _ in batch.values()]
-                queries: dict[str, QueryResult] = {}
-                if reads := [check for check in checks if check.checks_trigger or check.unless]:
-                    queries, errors = await self._read(reads)
-                    decisions |= errors
-                    checks = [check for check in checks if check.id not in errors]
-                decisions |= await self.node.store.run(
-                    pre_delivery_check.decide, checks, self.node.clock.now(), queries, self.node.features
-                )
-            except StoreError as exc:
-                error = exc
-            except Exception:  # resolve the futures, whatever happened
-                log.exception("the pre-delivery check failed")
-            for id_, (_, future) in batch.items():
-                if not future.done():
-                    future.set_result(decisions.get(id_, error))
+    async def _decide(self, checks: Mapping[str, tuple[DeliveryCheck, QueryResult | None]]) -> Mapping[str, Decision]:
+        queries = {id_: query for id_, (_, query) in checks.items() if query is not None}
+        return await self.node.store.run(
+            pre_delivery_check.decide, [check for check, _ in checks.values()], self.node.clock.now(), queries,
+            self.node.features,
+        )  # fmt: skip
 
     def _completion_for(self, attempt: Attempt, decision: Decision | TimebellError) -> Completion | None:
         now, verdicts = self.node.clock.now(), self.node.counters.delivery_check_verdicts

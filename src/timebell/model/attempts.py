@@ -49,8 +49,8 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
     completion.errors = attempt.errors
     if (
         completion.state is JobState.COMPLETED and attempt.errors is None and attempt.verdict is None
-        and completion.reason is None and completion.delivery_record is None and completion.progress is None
-        and completion.error is None
+        and attempt.source_read is None and completion.reason is None and completion.delivery_record is None
+        and completion.progress is None and completion.error is None
     ):  # fmt: skip
         return completion  # the usual case: nothing to add to the attempt log
     completion.reason = None if completion.reason is None else sanitize_text(completion.reason, 200)
@@ -64,6 +64,7 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
     has_verdict = attempt.verdict is not None and completion.state in (JobState.COMPLETED, JobState.DISPATCHED)
     if (
         has_verdict
+        or attempt.source_read is not None
         or completion.error is not None
         or completion.delivery_record is not None
         or completion.progress is not None
@@ -78,6 +79,8 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
             line["target"] = attempt.target_used
         if attempt.verdict is not None:
             line["condition"] = attempt.verdict
+        if attempt.source_read is not None:
+            line["source"] = attempt.source_read
         if completion.progress is not None:
             line["progress"] = completion.progress
             if completion.error is None:

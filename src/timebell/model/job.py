@@ -271,6 +271,8 @@ class Attempt:
     """JSON of the preconditions checked before delivery: see `model/preconditions.py`."""
     verdict: dict[str, Any] | None = None
     """For a job with a condition: the verdict and the compared values."""
+    source_read: dict[str, Any] | None = None
+    """For a job delayed by its source: the source, the seconds, and the problem if there was one."""
     trace_id: str | None = None
     """The trace id of the delivery, if deliveries are traced."""
 

@@ -353,6 +353,19 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert remote(*create).code == 5
     (row,) = as_json(remote("trigger", "list", "-o", "json"))
     assert (row["offsets"], row["condition"], row["enabled"]) == (["-15m", "0"], json.loads(condition), True)
+    ours = json.dumps([{"start_at": "2040-03-01T09:00:00Z", "status": "active"}, {"start_at": "20260-05-01"}])
+    shown = remote("trigger", "preview", "start", ours).out
+    assert "-15m    2040-03-01T08:45:00Z" in shown
+    assert "start_at: '20260-05-01'  the condition does not hold now" in shown
+    for key, at in (("7", "2040-03-01T09:00:00Z"), ("8", "20260-05-01")):
+        body = json.dumps({"items": [{"key": key, "fields": {"start_at": at}}]})
+        assert remote("api", "POST", "/sources/shifts/items", "--data", body).code == 0
+    assert "-15m: planned for 2040-03-01T08:45:00Z" in remote("trigger", "item", "start", "7").out
+    assert "unreadable" in remote("trigger", "not-fired", "start").out
+    assert remote("trigger", "fire", "start", "7").code == 0
+    assert "2040-03-01T08:45:00Z" in remote("trigger", "skip", "start", "7").out
+    assert "not fired, skipped: 2040-03-01T08:45:00Z" in remote("trigger", "item", "start", "7").out
+    assert "ITEM_NOT_FOUND" in remote("trigger", "fire", "start", "9").err
     assert "paused" in remote("trigger", "pause", "start", "--reason", "holiday").out
     assert "ready" in remote("trigger", "resume", "start").out
     assert remote("trigger", "scan", "start").code == 0
@@ -360,11 +373,12 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert remote("source", "delete", "shifts", "--yes").code == 5
     assert remote("trigger", "delete", "start", "--yes").code == 0
     assert remote("source", "delete", "shifts", "--yes").code == 0
-    options = '{"url": "postgresql://nowhere/x", "table": "duty_schedules", "changes": "notify", "everySeconds": 60}'
+    options = '{"url": "postgresql://nowhere/x", "table": "duty_schedules", "changes": "outbox", "everySeconds": 60}'
     assert remote("source", "create", "duty", "--kind", "sql", "--options", options).code == 0
-    sql = remote("trigger", "install", "duty").out
-    assert "CREATE TRIGGER timebell_items_duty_schedules" in sql
-    assert "DROP TRIGGER" in sql
+    sql = remote("trigger", "install", "duty", "--print").out
+    assert 'CREATE TRIGGER "timebell_items_duty_schedules_id"' in sql
+    assert "DROP TRIGGER" in remote("trigger", "uninstall", "duty", "--print").out
+    assert "could not be run" in remote("trigger", "install", "duty").err
     assert "duty" in remote("source", "list").out
     assert remote("source", "delete", "duty", "--yes").code == 0
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
@@ -44,6 +45,11 @@ def at(**spans: float) -> datetime:
         ("90s", "+90s", at(seconds=90)),
         ("-0d", "0", T0),
         ("+1w", "+1w", at(weeks=1)),
+        ("-1d+9h", "-1d+9h", at(days=-1, hours=9)),
+        ("-3d@09:00", "-3d@09:00", at(days=-3, hours=-3)),
+        ("@18:30", "@18:30", at(hours=6, minutes=30)),
+        ("-1bd", "-1bd", at(days=-3)),  # T0 is a Monday
+        ("+5bd", "+5bd", at(days=7)),
     ],
 )
 def test_offsets_are_parsed_and_applied(written: str, formatted: str, due: datetime) -> None:
@@ -53,7 +59,10 @@ def test_offsets_are_parsed_and_applied(written: str, formatted: str, due: datet
     assert Offset.parse(formatted) == offset
 
 
-@pytest.mark.parametrize("written", ["", "15", "1y", "-m", "1.5h", "+ 1d", "٣m", 5, None, "9999999d"])
+@pytest.mark.parametrize(
+    "written",
+    ["", "15", "1y", "-m", "1.5h", "+ 1d", "٣m", 5, None, "9999999d", "@25:00", "-1d@9", "1bd" * 9, "-1001bd", "@"],
+)
 def test_invalid_offset_is_refused(written: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
         Offset.parse(written)
@@ -73,7 +82,7 @@ def test_offset_beyond_the_supported_years_gives_none() -> None:
 
 def test_offsets_are_deduplicated_and_limited() -> None:
     assert [str(one) for one in parse_offsets(["-15m", "0", "-15m"])] == ["-15m", "0"]
-    assert parse_offsets("0") == (Offset(0),)
+    assert parse_offsets("0") == (Offset(),)
     for wrong in ([], ["0"] * 21, 5, None, {"0": 1}):
         with pytest.raises(InvalidInput):
             parse_offsets(wrong)
@@ -90,7 +99,13 @@ def test_offsets_are_deduplicated_and_limited() -> None:
         ("2027-03-01T12:00:00", None, None),  # no time zone
         ("soon", "UTC", None),
         ("", "UTC", None),
-        (1_803_902_400, "UTC", None),
+        (T0.timestamp(), None, T0),
+        (int(T0.timestamp() * 1000), "Asia/Seoul", T0),
+        (5, "UTC", None),  # no date
+        (1e300, "UTC", None),
+        ("2027-03-01T21:00[Asia/Seoul]", "UTC", T0),
+        ("2027-03-01T21:00:00+09:00[Asia/Seoul][u-ca=gregory]", None, T0),
+        ("2027-03-01T21:00[Mars/Base]", "UTC", None),
         ("0001-01-01T00:00:00+14:00", "UTC", None),
         ("2500-01-01T00:00:00Z", "UTC", None),
         (None, "UTC", None),
@@ -269,3 +284,39 @@ def test_invalid_condition_is_refused(condition: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
         read_condition(condition)
     assert refused.value.code == "INVALID_CONDITION"
+
+
+@given(
+    st.lists(st.tuples(st.integers(-400, 400), st.sampled_from(["s", "m", "h", "d", "bd", "w"])), max_size=3),
+    st.none() | st.times().map(lambda one: one.replace(second=0, microsecond=0)),
+    st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)),
+    st.sampled_from(["UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
+)
+def test_every_offset_is_read_back_and_sets_its_time_of_day(
+    steps: list[tuple[int, str]], clock: time | None, start: datetime, name: str
+) -> None:
+    text = "".join(f"{count:+}{unit}" for count, unit in steps) + (f"@{clock:%H:%M}" if clock else "") or "0"
+    assume(len(text) <= 20)
+    offset = Offset.parse(text)
+    assert Offset.parse(str(offset)) == offset
+    due = offset.apply(start.replace(tzinfo=UTC), name)
+    assert due is not None
+    local = due.astimezone(ZoneInfo(name))
+    if clock is not None:
+        shifted = local - datetime.combine(local.date(), clock, local.tzinfo)
+        assert timedelta(0) <= shifted <= timedelta(hours=1)  # later only in a gap
+    elif steps and steps[-1][1] == "bd" and steps[-1][0]:
+        assert local.weekday() < 5 or not steps[-1][0]
+
+
+@given(st.text() | st.integers() | st.floats() | st.dictionaries(st.text(), st.text()))
+def test_no_column_value_raises(value: Any) -> None:
+    instant = parse_column_instant(value, "Europe/Madrid")
+    assert instant is None or 1970 <= instant.year <= 2199
+
+
+def test_a_nested_value_is_read_by_its_path() -> None:
+    rule = TriggerRule(column="timeline.from", timezone="UTC")
+    fields = {"timeline": {"from": "2027-03-01", "to": "2027-03-05"}}
+    assert rule.desired_firings(fields).instants == {ZERO: at(hours=-12)}
+    assert rule.desired_firings({"timeline": "soon"}).column_status is ColumnStatus.EMPTY

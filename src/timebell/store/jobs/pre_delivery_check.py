@@ -51,6 +51,14 @@ class QueryResult:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliveryRead:
+    """The external data read for a check. `problem` describes a slow or failed read, for the attempt log."""
+
+    query: QueryResult | None = None
+    problem: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The decision about an attempt: it may be delivered if `state` is None, else `state` is final for the job.
 

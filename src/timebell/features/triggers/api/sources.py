@@ -95,11 +95,15 @@ class SourcePage(ResponseBody):
 
 
 class ItemOut(ResponseBody):
-    """Last known state of an item. `fields` is null if the item was deleted."""
+    """Last known state of an item. `fields` is null if the item was deleted.
+
+    `problem` is why its current row is rejected; then `fields` are those of an earlier one.
+    """
 
     key: str
     version: int
     fields: dict[str, Json] | None
+    problem: str | None
     updated_at: Instant
 
 
@@ -167,10 +171,12 @@ async def delete_source(name: Id, ctx: Context) -> Response:
 
 
 @routes.get("/sources/{name}/items", response_model=ItemPage, **read_route())
-async def list_source_items(name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """List the last known items of a source, sorted by key."""
+async def list_source_items(
+    name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None, rejected: bool = False
+) -> Response:
+    """List the last known items of a source, or only the rejected ones, sorted by key."""
     source = await _find_source(ctx, name)
-    page = await ctx.run(rows.list_items, source.id, limit, cursor)
+    page = await ctx.run(rows.list_items, source.id, limit, cursor, rejected=rejected)
     return page_response(page, [_render_item(item) for item in page])
 
 
@@ -248,7 +254,10 @@ def render_source(source: Source) -> dict[str, Any]:
 
 
 def _render_item(item: Item) -> dict[str, Any]:
-    return {"key": item.key, "version": item.version, "fields": item.fields, "updatedAt": format_utc(item.updated_at)}
+    return {
+        "key": item.key, "version": item.version, "fields": item.fields, "problem": item.problem,
+        "updatedAt": format_utc(item.updated_at),
+    }  # fmt: skip
 
 
 def render_summary(summary: ChangeSummary) -> dict[str, int]:

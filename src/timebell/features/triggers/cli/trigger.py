@@ -125,18 +125,138 @@ def scan(name: str, no_wait: bool, output: str | None) -> None:
 
 
 @trigger.command()
-@click.argument("name", metavar="SOURCE", help="Source of a database table.")
-def install(name: str) -> None:
-    """Print the SQL that makes a source's table report its changes: review it, then run it."""
+@name_argument
+@click.argument("key", metavar="KEY", help="Key of the item.")
+@output_option
+def item(name: str, key: str, output: str | None) -> None:
+    """Show why an item fired, or did not: its firings and its latest jobs."""
+    from timebell.cli.output import Format, print_record
     from timebell.cli.output import print_data as line
+
+    remote = server_client(output)
+    record = remote.request("GET", f"/triggers/{_quote_segment(name)}/history?item={_quote_segment(key)}")
+    if remote.settings.output != Format.TABLE:
+        print_record(record, remote.settings.output)
+        return
+    line(f"{record['key']}  {'deleted' if record['fields'] is None else record['fields']}")
+    if record["problem"]:
+        line(f"  rejected: {record['problem']}")
+    for firing in record["firings"]:
+        line(f"  {' '.join(filter(None, (firing['offset'], firing['recipient'])))}: {_describe_firing(firing)}")
+    for job in record["jobs"]:
+        reason = f" ({job['reason']})" if job["reason"] else ""
+        line(f"  job {job['id']} for {job['scheduledAt']}: {job['status']}{reason}")
+
+
+@trigger.command("not-fired")
+@name_argument
+@output_option
+def not_fired(name: str, output: str | None) -> None:
+    """List firings that did not become jobs, with the reason: late, past, unreadable, skipped."""
+    from timebell.cli.inputs import print_list
+
+    remote = server_client(output)
+    rows = remote.list_items(f"/triggers/{_quote_segment(name)}/not-fired")
+    head = ("ITEM", "OFFSET", "RECIPIENT", "REASON", "DETAIL", "NOTICED")
+    print_list(rows, remote.settings.output, head, lambda row: (
+        row["item"], row["offset"], row["recipient"] or "", row["reason"], row["detail"], row["noticedAt"],
+    ))  # fmt: skip
+
+
+@trigger.command()
+@name_argument
+@click.argument("key", metavar="KEY", help="Key of the item.")
+def fire(name: str, key: str) -> None:
+    """Fire an item now; what is planned stays planned."""
+    from timebell.cli.output import print_data as line
+
+    for job in server_client().request("POST", f"/triggers/{_quote_segment(name)}/fire", {"item": key})["items"]:
+        line(job["id"])
+
+
+@trigger.command()
+@name_argument
+@click.argument("key", metavar="KEY", help="Key of the item.")
+def skip(name: str, key: str) -> None:
+    """Skip the planned firings of an item; a new date fires again."""
+    from timebell.cli.output import print_data as line
+
+    for firing in server_client().request("POST", f"/triggers/{_quote_segment(name)}/skip", {"item": key})["items"]:
+        line(f"{firing['offset']} {firing['recipient'] or ''} {firing['at']}")
+
+
+@trigger.command()
+@name_argument
+@click.argument("rows", metavar="ROWS", help="Rows as a JSON list, or @file.")
+@output_option
+def preview(name: str, rows: str, output: str | None) -> None:
+    """Show when given rows would fire; nothing is stored."""
+    from timebell.cli.inputs import parse_json
+    from timebell.cli.output import Format, print_record
+    from timebell.cli.output import print_data as line
+
+    remote = server_client(output)
+    result = remote.request("POST", f"/triggers/{_quote_segment(name)}/preview", {"rows": parse_json(rows, "ROWS")})
+    if remote.settings.output != Format.TABLE:
+        print_record(result, remote.settings.output)
+        return
+    for number, row in enumerate(result["rows"], 1):
+        condition = "" if row["holds"] else "  the condition does not hold now"
+        line(f"row {number}: {row['problem'] or str(len(row['firings'])) + ' firings'}{condition}")
+        for firing in row["firings"]:
+            line(f"  {firing['offset']:<8}{firing['at']}  {firing['recipient'] or ''}")
+
+
+def _describe_firing(firing: Mapping[str, Any]) -> str:
+    if firing["jobId"] is not None:
+        return f"planned for {firing['at']}"
+    if firing["reason"] is not None:
+        return f"not fired, {firing['reason']}: {firing['detail']}"
+    return "nothing planned" if firing["firedAt"] is None else f"fired for {firing['firedAt']}"
+
+
+source_argument = click.argument("name", metavar="SOURCE", help="Source of a PostgreSQL table.")
+database_option = click.option("--database-url", metavar="URL", help="Database of the table, with its owner as user.")
+print_option = click.option("--print", "only_print", is_flag=True, help="Print the SQL for review, and run nothing.")
+
+
+@trigger.command()
+@source_argument
+@database_option
+@print_option
+def install(name: str, database_url: str | None, only_print: bool) -> None:
+    """Create the outbox of a source: a table, and triggers that record the keys of changed rows in it."""
+    _run_outbox_sql(name, database_url, "install_sql", only_print=only_print)
+
+
+@trigger.command()
+@source_argument
+@database_option
+@print_option
+def uninstall(name: str, database_url: str | None, only_print: bool) -> None:
+    """Remove the outbox of a source and its triggers."""
+    _run_outbox_sql(name, database_url, "uninstall_sql", only_print=only_print)
+
+
+def _run_outbox_sql(name: str, database_url: str | None, kind: str, *, only_print: bool) -> None:
+    import asyncio
+
+    from timebell.cli.output import print_data, print_message
+    from timebell.features.triggers.sources.outbox import run_sql
     from timebell.features.triggers.sources.sql_table import SqlTable
     from timebell.model.target import referenced_secret
 
-    source = server_client().request("GET", f"/sources/{_quote_segment(name)}")
-    options = source["options"]
-    if referenced_secret(options.get("url")) is not None:
+    options = server_client().request("GET", f"/sources/{_quote_segment(name)}")["options"]
+    if is_secret := referenced_secret(options.get("url")) is not None:
         options = {**options, "url": "postgresql://host/name"}
-    line(SqlTable(options).install_sql().rstrip())
+    sql: str = getattr(SqlTable(options), kind)()
+    if only_print:
+        print_data(sql.rstrip())
+        return
+    if database_url is None and is_secret:
+        raise click.UsageError("The url of the source is a secret. Specify --database-url, or --print.")
+    asyncio.run(run_sql(database_url or options["url"], sql))
+    print_message("Done.")
 
 
 @trigger.command()
@@ -217,15 +337,17 @@ def show_source(name: str, output: str | None) -> None:
 
 @source.command("items")
 @name_argument
+@click.option("--rejected", is_flag=True, help="Only rows that cannot be used, with the reason.")
 @output_option
-def items(name: str, output: str | None) -> None:
+def items(name: str, rejected: bool, output: str | None) -> None:
     """List the rows of a source by key, in their last known version."""
     from timebell.cli.inputs import print_list, shorten
 
     remote = server_client(output)
-    rows = remote.list_items(f"/sources/{_quote_segment(name)}/items")
-    print_list(rows, remote.settings.output, ("KEY", "VERSION", "FIELDS"), lambda row: (
-        row["key"], str(row["version"]), "deleted" if row["fields"] is None else shorten(row["fields"]),
+    rows = remote.list_items(f"/sources/{_quote_segment(name)}/items{'?rejected=true' if rejected else ''}")
+    print_list(rows, remote.settings.output, ("KEY", "VERSION", "PROBLEM", "FIELDS"), lambda row: (
+        row["key"], str(row["version"]), shorten(row["problem"] or "", 60),
+        "deleted" if row["fields"] is None else shorten(row["fields"]),
     ))  # fmt: skip
 
 

@@ -22,6 +22,10 @@ class BlockingTriggers(BlockingNamespace[Triggers]):
     pause = BlockingMethod(Triggers.pause)
     resume = BlockingMethod(Triggers.resume)
     scan = BlockingMethod(Triggers.scan)
+    get_item = BlockingMethod(Triggers.get_item)
+    list_not_fired = BlockingMethod(Triggers.list_not_fired)
+    fire = BlockingMethod(Triggers.fire)
+    skip = BlockingMethod(Triggers.skip)
     delete = BlockingMethod(Triggers.delete)
 
 

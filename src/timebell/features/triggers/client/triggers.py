@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -25,13 +27,15 @@ from timebell.features.triggers.model.trigger import (
     parse_offsets,
     parse_version,
 )
-from timebell.features.triggers.sources import create_adapter
-from timebell.features.triggers.store import planned_firings, sources, triggers
+from timebell.features.triggers.sources import POLLED_KINDS, create_adapter, scan_interval
+from timebell.features.triggers.store import item_history, planned_firings, sources, triggers
+from timebell.features.triggers.store.item_history import FiringRecord, ItemHistory
 from timebell.features.triggers.store.planned_firings import build_payload
-from timebell.features.triggers.store.sources import no_such_trigger
+from timebell.features.triggers.store.sources import grace_too_short, no_such_trigger
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
+from timebell.model.job import Job
 from timebell.model.operation import Operation
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
@@ -42,6 +46,7 @@ from timebell.recurrence import zone
 from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
 from timebell.store.jobs.query_sources import no_such_source
+from timebell.store.jobs.repository import find_job
 
 R = TypeVar("R")
 SOURCE_KINDS = ("webhook", "sql", "monday")
@@ -88,7 +93,10 @@ class Triggers:
             id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), kind=kind,
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
-        source = await self._run(connection, sources.upsert_source, new_source, now, replace=replace)
+        source = await self._run(
+            connection, sources.upsert_source, new_source, now, replace=replace,
+            interval=scan_interval(kind, options or {}),
+        )  # fmt: skip
         return source
 
     async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
@@ -131,12 +139,16 @@ class Triggers:
         return total
 
     async def list_items(
-        self, source: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+        self, source: str, *, rejected: bool = False, tenant_id: str = "default", limit: int = 50,
+        cursor: str | None = None,
     ) -> Page[Item]:  # fmt: skip
-        """Return a page of a source's last known items in key order. Raises InvalidInput, NotFound."""
+        """Return a page of a source's last known items in key order, or only those whose current row is rejected.
+
+        Raises InvalidInput, NotFound.
+        """
         page.validate_paging(limit, None)
         source_row = await self.get_source(source, tenant_id=tenant_id)
-        return await self._run(None, sources.list_items, source_row.id, limit, cursor)
+        return await self._run(None, sources.list_items, source_row.id, limit, cursor, rejected=rejected)
 
     async def put(
         self, /, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
@@ -151,8 +163,9 @@ class Triggers:
         Options of the rule: offsets, timezone (of values without a UTC offset), recipients (a column; one job per
         recipient), condition (comparisons of fields that must hold at that time), unless (a query to a source of kind
         sql that prevents firing if it returns a row; :item, :recipient, :offset and the item's fields are parameters),
-        grace (seconds, default 300: instants learned of later than this do not fire). Options of the job: payload,
-        metadata, owner_id, target, queue, priority, group, retry, timeout, expires_after.
+        grace (seconds, default 300, or twice the interval of full reads if that is longer: instants learned of later
+        than this do not fire). Options of the job: payload, metadata, owner_id, target, queue, priority, group, retry,
+        timeout, expires_after.
 
         Raises InvalidInput (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
         Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
@@ -160,19 +173,25 @@ class Triggers:
         if unknown := [option for option in options if option not in TRIGGER_OPTIONS]:
             raise unknown_options("triggers.put", unknown, TRIGGER_OPTIONS)
         now = self._clock.now()
-        draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now)
-        await self._ensure_open()
+        source_row = await self._run(connection, sources.find_source, tenant_id, source)
+        interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
+        if source_row is not None and source_row.kind in POLLED_KINDS:
+            known = await self._run(connection, sources.list_known_columns, source_row.id)
+            _check_columns({"column": column, "recipients": options.get("recipients")}, known)
+        draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now, interval)
 
         return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
 
     def _draft(
         self, name: str, source: str, column: str, topic: str, options: Mapping[str, Any], tenant_id: str,
-        created_by: str | None, now: datetime,
+        created_by: str | None, now: datetime, interval: float,
     ) -> Trigger:  # fmt: skip
         timezone, recipients = options.get("timezone"), options.get("recipients")
         if timezone is not None:
             zone(timezone)
-        grace = parse_seconds(options.get("grace", DEFAULT_GRACE_SECONDS), "grace")
+        grace = parse_seconds(options.get("grace", max(DEFAULT_GRACE_SECONDS, 2 * interval)), "grace")
+        if interval > 0 and grace <= interval:
+            raise grace_too_short(name, grace, interval)
         rule = TriggerRule(
             column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])),
             timezone=timezone,
@@ -238,6 +257,40 @@ class Triggers:
         operation = await self._run(connection, triggers.start_scan, trigger, self._clock.now(), created_by)
         return operation
 
+    async def get_item(self, name: str, key: str, *, tenant_id: str = "default") -> ItemHistory:
+        """Return an item of a trigger's source: its state, its firings, and its latest jobs. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id)
+        found = await self._run(None, item_history.find_item_history, trigger, key)
+        if found is None:
+            raise item_history.no_such_item(key)
+        return found
+
+    async def list_not_fired(
+        self, name: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
+    ) -> Page[FiringRecord]:  # fmt: skip
+        """Return a page of the firings that did not become jobs, each with the reason: `late`, `past`, `unreadable`,
+        `skipped`. Raises InvalidInput, NotFound.
+        """
+        page.validate_paging(limit, None)
+        trigger = await self.get(name, tenant_id=tenant_id)
+        return await self._run(None, item_history.list_not_fired, trigger, limit, cursor)
+
+    async def fire(
+        self, name: str, key: str, *, tenant_id: str = "default", connection: Any = None
+    ) -> builtins.list[Job]:  # fmt: skip
+        """Fire an item now, for each of its recipients; what is planned stays planned. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
+        ids = await self._run(connection, item_history.fire_item, trigger, key, self._clock.now())
+        jobs = [await self._run(connection, find_job, tenant_id, id_) for id_ in ids]
+        return [job for job in jobs if job is not None]
+
+    async def skip(
+        self, name: str, key: str, *, tenant_id: str = "default", connection: Any = None
+    ) -> builtins.list[FiringRecord]:  # fmt: skip
+        """Skip the planned firings of an item; a new date fires again. Returns the skipped ones. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
+        return await self._run(connection, item_history.skip_item, trigger, key, self._clock.now())
+
     async def get_operation(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
         """Return a scan or another operation with its progress. Raises NotFound (OPERATION_NOT_FOUND)."""
         id_ = parse_uuid(operation_id)
@@ -272,6 +325,17 @@ class Triggers:
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
+
+
+def _check_columns(columns: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check that the rows of a source have these columns. Raises InvalidInput (UNKNOWN_COLUMN)."""
+    for option, column in columns.items():
+        if known and isinstance(column, str) and column not in known and column.split(".")[0] not in known:
+            nearest = difflib.get_close_matches(column, known, 1, 0.5)
+            raise InvalidInput(
+                f"{option} is {column!r:.80}, which no row of the source has.", code="UNKNOWN_COLUMN",
+                fix=f"Did you mean {nearest[0]}?" if nearest else f"The columns are {', '.join(sorted(known)[:20])}.",
+            )  # fmt: skip
 
 
 def _check_options(kind: str, options: Any) -> None:

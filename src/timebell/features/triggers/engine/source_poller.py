@@ -1,9 +1,10 @@
 """Poll sources on the leader: a full scan first, then changes, and a full scan again from time to time.
 
-The poller subscribes to changes before a full scan, so that no change is missed in between. Rows read are stored with
-the time at which the read began, so a slow read never overwrites a later one. Each page is applied in one transaction
-with its cursor, and the next leader continues from there. Items that a complete full scan did not find are marked gone;
-an interrupted scan marks none.
+The position of the changes is taken before a full scan begins, so no change is missed in between. A scan is read in
+pages; between two pages, notified rows and changes are read, so a long scan delays nothing. Rows read are stored with
+the time at which the read began, so a slow read never overwrites a later one. The position is stored with each page,
+and the next leader continues from there. Items that a scan did not find are read again by key; those that do not exist
+are gone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from timebell.alarm import Alarm
 from timebell.engine.node import Node
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
 from timebell.features.triggers import metrics
+from timebell.features.triggers.engine.source_access import ReadLimits
 from timebell.features.triggers.engine.source_adapters import AdapterCache
 from timebell.features.triggers.model.trigger import (
     SOURCE_ROWS_REJECTED,
@@ -35,11 +37,26 @@ from timebell.features.triggers.store import planned_firings, sources, webhook_c
 
 log = logging.getLogger("timebell.sources")
 
-PAGE_SIZE = 500
-RETRY_DELAY_SECONDS = 5.0  # after a failed poll
+RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 300.0  # after a failed poll, doubled after each further one
+SCAN_SLICE_SECONDS = (
+    0.5  # of a scan, after which polls and webhooks have their turn; notified rows have it after a page
+)
+SAVE_INTERVAL_SECONDS = 5.0  # of the position of a scan that finds no differences
 ORPHANED_RETRY_DELAY_SECONDS = 30.0  # after the source object was found to be gone
 MAX_KEYS_PER_READ = 500
+KNOWN_KEYS_PAGE_SIZE = 5000
 MAX_ROWS_IN_MESSAGE = 3  # rejected rows listed in an error message
+
+
+@dataclass(slots=True)
+class Scan:
+    """A full scan in progress: where it began and continues, and the keys and rejected rows found so far."""
+
+    started: int
+    after: str | None
+    seen: set[str] = field(default_factory=set)
+    rejected: list[str] = field(default_factory=list)
+    saved_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +68,8 @@ class SourceWatch:
     last_poll_at: float | None = None
     source_updated_at: datetime | None = None
     changed_keys: set[str] = field(default_factory=set)
+    scan: Scan | None = None
+    failures: int = 0
     paused_until: float = 0.0
     """The end of the pause after a failure; it respects the source's Retry-After."""
 
@@ -68,6 +87,7 @@ class SourcePoller:
         self.node = node
         self.alarm = node.wakeups.add_alarm(sources.SOURCES)
         self.adapters = AdapterCache(node)
+        self._limits = ReadLimits()
         self._scans = node.counters.of_features[metrics.SCANS]
         self._run_as_leader = run_as_leader
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -120,30 +140,16 @@ class SourcePoller:
         return source
 
     async def _poll(self, source: Source, watch: SourceWatch) -> float:
-        """Read a source once; return the seconds until the next read."""
+        """Read notified rows, changes, and a page of a full scan, as far as due; return the seconds until the next."""
         if watch.source_updated_at != source.updated_at:
             watch.last_full_scan_at, watch.source_updated_at, watch.paused_until = None, source.updated_at, 0.0
-        if (remaining := watch.paused_until - self.node.clock.monotonic()) > 0:
+            watch.scan, watch.failures = None, 0
+        if (remaining := self._pause_seconds(source, watch)) > 0:
             return remaining
         try:
             adapter = await self.adapters.get(source)
-            if await adapter.listen(watch.notify):
-                watch.last_full_scan_at = None
-            watch.changed_keys.update(
-                await self._run_as_leader(webhook_changes.list_unconfirmed_items, source.id, MAX_KEYS_PER_READ) or ()
-            )
-            now = self.node.clock.monotonic()
-            if watch.last_full_scan_at is None or now - watch.last_full_scan_at >= adapter.full_scan_interval:
-                await self._full_scan(source, adapter)
-                watch.last_full_scan_at = watch.last_poll_at = now
-                self._scans.add("ok")
-            elif watch.changed_keys:
-                await self._read_changed(source, adapter, watch)
-            elif adapter.poll_interval and (
-                watch.last_poll_at is None or now - watch.last_poll_at >= adapter.poll_interval
-            ):
-                await self._poll_changes(source, adapter)
-                watch.last_poll_at = now
+            async with self._limits.slot(source.tenant_id):
+                await self._read_due(source, adapter, watch)
         except StoreError:
             return RETRY_DELAY_SECONDS
         except SourceGone as error:
@@ -153,24 +159,68 @@ class SourcePoller:
                 await self._run_as_leader(sources.set_orphaned, source.id, error.message, self.node.clock.now())
             return ORPHANED_RETRY_DELAY_SECONDS
         except TimebellError as error:
-            await self._record_failure(source, str(error), error.code)
-            pause = max(RETRY_DELAY_SECONDS, getattr(error, "retry_after", None) or 0.0)
-            watch.paused_until = self.node.clock.monotonic() + pause
-            return pause
+            return await self._pause_after(source, watch, str(error), error.code, getattr(error, "retry_after", None))
         except Exception as exc:  # must not stop the other sources
             log.exception("could not read source %s", source.name)
-            await self._record_failure(source, f"{type(exc).__name__}; see the log of the leader.", "SOURCE_FAILED")
-            return RETRY_DELAY_SECONDS
+            reason = f"{type(exc).__name__}; see the log of the leader."
+            return await self._pause_after(source, watch, reason, "SOURCE_FAILED", None)
+        watch.failures = 0
         return self._next_delay(adapter, watch)
+
+    def _pause_seconds(self, source: Source, watch: SourceWatch) -> float:
+        """Return the seconds for which the source must not be read."""
+        requested = 0.0 if source.retry_at is None else (source.retry_at - self.node.clock.now()).total_seconds()
+        return max(requested, watch.paused_until - self.node.clock.monotonic())
+
+    async def _pause_after(
+        self, source: Source, watch: SourceWatch, reason: str, code: str, retry_after: float | None
+    ) -> float:
+        """Record a failure; return the seconds until the next try, during which the source is not read."""
+        await self._record_failure(source, reason, code)
+        pause: float = min(RETRY_DELAY_SECONDS * 2**watch.failures, MAX_RETRY_DELAY_SECONDS)
+        watch.failures = min(watch.failures + 1, 10)
+        if retry_after is not None:
+            pause = max(pause, retry_after)
+            retry_at = self.node.clock.now() + timedelta(seconds=retry_after)
+            await self._run_as_leader(sources.postpone_reads, source.id, retry_at)
+        watch.paused_until = self.node.clock.monotonic() + pause
+        return pause
+
+    async def _read_due(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> None:
+        if await adapter.listen(watch.notify):
+            watch.last_poll_at = None  # changes while there was no subscription
+        watch.changed_keys.update(
+            await self._run_as_leader(webhook_changes.list_unconfirmed_items, source.id, MAX_KEYS_PER_READ) or ()
+        )
+        now = self.node.clock.monotonic()
+        if watch.changed_keys:
+            await self._read_changed(source, adapter, watch)
+        if self._is_poll_due(adapter, watch, now):
+            watch.last_poll_at = now
+            if (position := _stored_position(source).get("changes")) is not None:
+                if await self._poll_changes(source, adapter, position):
+                    watch.last_poll_at = None
+                return  # the position has changed: a scan continues with the source as stored now
+        if watch.scan is None and not self._is_full_scan_due(adapter, watch, now):
+            return
+        await self._continue_scan(source, adapter, watch, now + SCAN_SLICE_SECONDS)
+
+    def _is_full_scan_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
+        return watch.last_full_scan_at is None or now - watch.last_full_scan_at >= adapter.full_scan_interval
+
+    def _is_poll_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
+        return adapter.poll_interval > 0 and (
+            watch.last_poll_at is None or now - watch.last_poll_at >= adapter.poll_interval
+        )
 
     def _next_delay(self, adapter: SourceAdapter, watch: SourceWatch) -> float:
         """Return the seconds until the next read."""
-        if watch.changed_keys or watch.last_full_scan_at is None:
+        if watch.changed_keys or watch.scan is not None or watch.last_full_scan_at is None:
             return 0.0
         now = self.node.clock.monotonic()
         delays = [adapter.full_scan_interval - (now - watch.last_full_scan_at)]
         if adapter.poll_interval:
-            delays.append(adapter.poll_interval - (now - (watch.last_poll_at or watch.last_full_scan_at)))
+            delays.append(0.0 if watch.last_poll_at is None else adapter.poll_interval - (now - watch.last_poll_at))
         return max(0.01, min(delays))
 
     async def _record_failure(self, source: Source, reason: str, code: str) -> None:
@@ -182,95 +232,136 @@ class SourcePoller:
         except StoreError:
             return
 
-    async def _full_scan(self, source: Source, adapter: SourceAdapter) -> None:
-        """Read all rows, continuing at the stored cursor, and mark unseen items as gone."""
-        cursor_state = json.loads(source.cursor) if source.cursor else {}
-        started_micros = cursor_state.get("began", epoch_micros(self.node.clock.now()))
-        after: str | None = cursor_state.get("after")
-        changes_cursor = cursor_state.get("changes")
-        rejected_count, examples = 0, list[str]()
+    async def _continue_scan(
+        self, source: Source, adapter: SourceAdapter, watch: SourceWatch, until: float
+    ) -> None:  # fmt: skip
+        """Begin or continue a full scan, until a monotonic time or a notified row; finish it after the last page."""
+        position = _stored_position(source)
+        if (scan := watch.scan) is None:
+            started = epoch_micros(self.node.clock.now())
+            scan = watch.scan = Scan(position.get("began", started), position.get("after"))
+        if "changes" not in position and (page := await adapter.read_changes(None, adapter.page_size)) is not None:
+            position["changes"] = page.cursor
         while True:
-            read_at = epoch_micros(self.node.clock.now())
             try:
-                page = await adapter.read_page(after, PAGE_SIZE)
+                await self._scan_page(source, adapter, scan, position)
             except SourceFailed as error:
-                if error.code != "SOURCE_CURSOR_LOST" or after is None:
+                if error.code != "SOURCE_CURSOR_LOST" or scan.after is None:
                     raise
-                after = None  # restart; the items already found stay marked as seen
+                scan.after = None  # restart; the items already found stay marked as seen
                 continue
-            after = page.cursor
-            cursor = json.dumps({"began": started_micros, "after": after, "changes": changes_cursor})
-            rejected = await self._apply_page(source, page, read_at, None if after is None else cursor)
-            rejected_count, examples = rejected_count + len(rejected), [*examples, *rejected][:MAX_ROWS_IN_MESSAGE]
-            if after is None:
-                break
-        while await self._run_as_leader(
-            planned_firings.mark_unseen_gone, source, started_micros, PAGE_SIZE, self.node.clock.now()
-        ):
-            pass
-        message = self._describe_row_errors(source, rejected_count, examples)
-        final_cursor = json.dumps({"changes": changes_cursor})
-        await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
+            if scan.after is None:
+                await self._finish_scan(source, adapter, watch, scan, position.get("changes"))
+                return
+            if watch.changed_keys or self.node.clock.monotonic() >= until:
+                return
 
-    async def _poll_changes(self, source: Source, adapter: SourceAdapter) -> None:
-        """Read the changed rows; run a full scan if the source cannot list changes."""
-        cursor_state = json.loads(source.cursor) if source.cursor else {}
-        changes_cursor: str | None = cursor_state.get("changes")
-        while True:
-            read_at = epoch_micros(self.node.clock.now())
-            page = await adapter.read_changes(changes_cursor, PAGE_SIZE)
-            if page is None:
-                await self._full_scan(source, adapter)
-                self._scans.add("ok")
-                return
-            changes_cursor = page.cursor
-            await self._record_row_errors(
-                source, await self._apply_page(source, page, read_at, json.dumps({"changes": changes_cursor}))
-            )
-            if len(page.rows) < PAGE_SIZE:
-                return
+    async def _scan_page(
+        self, source: Source, adapter: SourceAdapter, scan: Scan, position: dict[str, Any]
+    ) -> None:  # fmt: skip
+        """Read and apply the next page of a scan. The position is stored with differences, and from time to time."""
+        read_at, now = epoch_micros(self.node.clock.now()), self.node.clock.monotonic()
+        page = await adapter.read_page(scan.after, adapter.page_size)
+        scan.seen.update(page.rows, page.problems)
+        position |= {"began": scan.started, "after": page.cursor}
+        saves = scan.saved_at is None or now - scan.saved_at >= SAVE_INTERVAL_SECONDS
+        scan.rejected += await self._apply_page(source, page, read_at, json.dumps(position), saves=saves)
+        scan.saved_at = now if saves else scan.saved_at
+        scan.after = page.cursor
+
+    async def _finish_scan(
+        self, source: Source, adapter: SourceAdapter, watch: SourceWatch, scan: Scan, changes_cursor: str | None
+    ) -> None:
+        await self._mark_missing_gone(source, adapter, scan)
+        message = self._describe_row_errors(source, scan.rejected)
+        final_cursor = json.dumps({} if changes_cursor is None else {"changes": changes_cursor})
+        await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
+        watch.scan, watch.last_full_scan_at = None, self.node.clock.monotonic()
+        self._scans.add("ok")
+
+    async def _mark_missing_gone(self, source: Source, adapter: SourceAdapter, scan: Scan) -> None:
+        """Read known items that a scan did not find once more, by key. Those that do not exist are gone.
+
+        A scan that a former leader began did not find its earlier pages here; they are read in the same way.
+        """
+        after: str | None = None
+        while keys := await self._run_as_leader(
+            planned_firings.list_known_keys, source.id, after, KNOWN_KEYS_PAGE_SIZE
+        ):  # fmt: skip
+            after = keys[-1]
+            missing = [key for key in keys if key not in scan.seen]
+            for start in range(0, len(missing), MAX_KEYS_PER_READ):
+                await self._read_keys(source, adapter, missing[start : start + MAX_KEYS_PER_READ])
+
+    async def _poll_changes(self, source: Source, adapter: SourceAdapter, since: str) -> bool:
+        """Read a page of changes; return whether there may be more."""
+        read_at = epoch_micros(self.node.clock.now())
+        page = await adapter.read_changes(since, adapter.page_size)
+        assert page is not None, "an adapter with a position lists changes"
+        cursor = json.dumps(_stored_position(source) | {"changes": page.cursor})
+        if page.rows or page.problems or page.deleted or page.cursor != since:
+            await self._record_row_errors(source, await self._apply_page(source, page, read_at, cursor))
+        elif source.error is not None and source.error_code != SOURCE_ROWS_REJECTED:
+            await self._apply_page(source, page, read_at, cursor)  # clears the error
+        return page.has_more
 
     async def _read_changed(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> None:
         keys = sorted(watch.changed_keys)[:MAX_KEYS_PER_READ]
         started_at = self.node.clock.now()
-        read_at = epoch_micros(started_at)
         watch.changed_keys.difference_update(keys)
         try:
-            rows = await adapter.read_rows(keys)
+            rejected = await self._read_keys(source, adapter, keys)
         except BaseException:
             watch.changed_keys.update(keys)
             raise
-        gone = [ItemChange(key, read_at, None) for key in keys if key not in rows]
-        updated = [ItemChange(key, read_at, fields) for key, fields in rows.items()]
-        await self._record_row_errors(source, await self._apply_changes(source, [*gone, *updated], source.cursor))
+        await self._record_row_errors(source, rejected)
         await self._run_as_leader(webhook_changes.mark_confirmed, source.id, keys, started_at)
 
-    async def _apply_page(self, source: Source, page: RowPage, at: int, cursor: str | None) -> list[str]:
-        changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
-        return await self._apply_changes(source, changes, cursor)
+    async def _read_keys(self, source: Source, adapter: SourceAdapter, keys: list[str]) -> list[str]:
+        """Read rows by key and apply them; return the rejected ones."""
+        read_at = epoch_micros(self.node.clock.now())
+        rows = await adapter.read_rows(keys)
+        changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
+        return await self._apply(planned_firings.apply_poll_result, source, changes, None, self.node.clock.now())
 
-    async def _apply_changes(self, source: Source, changes: list[ItemChange], cursor: str | None) -> list[str]:
-        """Store changes and the cursor; return the rejected rows, each with the reason."""
-        summary: ChangeSummary | None = await self._run_as_leader(
-            planned_firings.apply_poll_result, source, changes, cursor, self.node.clock.now()
-        )
+    async def _apply_page(
+        self, source: Source, page: RowPage, at: int, cursor: str, *, saves: bool = True
+    ) -> list[str]:  # fmt: skip
+        """Apply a page, and store the cursor if a row differs, or `saves`; return the rejected rows."""
+        now = self.node.clock.now()
+        changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
+        changes += [ItemChange(key, at, None) for key in page.deleted]
+        changes += [ItemChange(key, at, None, problem) for key, problem in page.problems.items() if key]
+        rejected = await self._apply(planned_firings.apply_scanned_page, source, changes, cursor, now, saves)
+        return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
+
+    async def _apply(
+        self, operation: Callable[..., ChangeSummary], source: Source, changes: list[ItemChange], *arguments: Any
+    ) -> list[str]:
+        """Apply changes; return the rejected rows, each with the reason."""
+        summary: ChangeSummary | None = await self._run_as_leader(operation, source, changes, *arguments)
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         metrics.record_changes(self.node.counters, summary)
         return summary.rejected
 
     async def _record_row_errors(self, source: Source, row_errors: list[str]) -> None:
-        if (
-            message := self._describe_row_errors(source, len(row_errors), row_errors[:MAX_ROWS_IN_MESSAGE])
-        ) is not None:
+        if (message := self._describe_row_errors(source, row_errors)) is not None:
             await self._run_as_leader(sources.record_failure, source.id, message, SOURCE_ROWS_REJECTED)
 
-    def _describe_row_errors(self, source: Source, count: int, examples: list[str]) -> str | None:
+    def _describe_row_errors(self, source: Source, row_errors: list[str]) -> str | None:
         """Return the error message for rejected rows, or None if there are none. A new message is also logged."""
-        if not count:
+        if not row_errors:
             return None
-        rows = f"{count:,} rows are" if count > 1 else "A row is"
-        message = f"{rows} rejected; their last known values apply. {' '.join(examples)}"
+        rows = f"{len(row_errors):,} rows are" if len(row_errors) > 1 else "A row is"
+        examples = " ".join(row_errors[:MAX_ROWS_IN_MESSAGE])
+        message = f"{rows} rejected; their last known values apply. {examples}"
         if source.error != message:
             log.warning("source %s: %s", source.name, message)
         return message
+
+
+def _stored_position(source: Source) -> dict[str, Any]:
+    """Return the stored position: of the changes, and of a scan in progress."""
+    position: dict[str, Any] = json.loads(source.cursor) if source.cursor else {}
+    return position

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from timebell.errors import InvalidInput, InvalidInstant
+from timebell.errors import InvalidInput, InvalidInstant, TimebellError
 from timebell.model.condition import Comparison
 from timebell.model.payload import sanitize_text
 from timebell.model.schedule import Action
@@ -29,47 +29,89 @@ SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
 MAX_RECIPIENTS = 1000  # of one item
 MAX_OFFSETS = 20  # of one trigger
 MAX_YEAR = 2199
-OFFSET_PATTERN = re.compile(r"([+-]?)(\d{1,6})([smhdw]?)", re.ASCII)
+UNREADABLE_KEY = "unreadable"
+"""In place of an offset: the record of an item of which no offset is known."""
+MAX_FORMER_JOBS = 20  # of one firing
+RFC_9557_ZONE = re.compile(r"([^\[]+)\[!?([A-Za-z0-9_+\-/]+)\](?:\[!?[a-z][a-z0-9-]*=[^\]]*\])*", re.ASCII)
+FIRST_EPOCH_SECONDS, FIRST_MILLISECONDS = 1e9, 1e11
+OFFSET_STEP = re.compile(r"([+-]?)(\d{1,6})(bd|[smhdw])", re.ASCII)
+OFFSET_PATTERN = re.compile(rf"(0|(?:{OFFSET_STEP.pattern})+)?(?:@(\d\d):(\d\d))?", re.ASCII)
+MAX_OFFSET_LENGTH = 20
+MAX_BUSINESS_DAYS = 1000
+SATURDAY = 5  # of datetime.weekday()
 OFFSET_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """An offset from a column's instant, such as `0`, `-15m` or `+1d`.
+    """An offset from a column's instant, such as `0`, `-15m`, `-1d+9h` or `-3bd@09:00`.
 
-    Days and weeks are calendar units in the trigger's zone (same time of day); the others are elapsed time.
+    `steps` are applied in order. Days, weeks and business days (`bd`, Monday to Friday) are calendar units in the
+    trigger's zone (same time of day); the others are elapsed time. `at` then sets the local time of day.
     """
 
-    count: int
-    unit: str = "s"
+    steps: tuple[tuple[int, str], ...] = ()
+    at: time | None = None
 
     @classmethod
     def parse(cls, text: Any) -> Offset:
         """Parse an offset such as `-15m`. Raises InvalidInput (INVALID_OFFSET)."""
-        match = OFFSET_PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
-        if match is None or (not match[3] and int(match[2])):
+        written = text.strip() if isinstance(text, str) else ""
+        match = OFFSET_PATTERN.fullmatch(written) if written else None
+        found = OFFSET_STEP.findall(match[1] or "") if match is not None else []
+        steps = tuple((int(count) * (-1 if sign == "-" else 1), unit) for sign, count, unit in found if int(count))
+        try:
+            at = None if match is None or match[5] is None else time(int(match[5]), int(match[6]))
+        except ValueError:
+            match, at = None, None
+        offset = cls(steps, at)
+        too_many = any(unit == "bd" and abs(count) > MAX_BUSINESS_DAYS for count, unit in steps)
+        if match is None or too_many or len(str(offset)) > MAX_OFFSET_LENGTH:
             raise InvalidInput(
                 f"offset is {text!r:.40}.",
                 code="INVALID_OFFSET",
-                fix="Use 0, or a number with a unit (s, m, h, d or w): -15m, +2h, +1d.",
+                fix="Use 0, or numbers with units (s, m, h, d, bd or w), and a time of day: -15m, -1d+9h, -3bd@09:00.",
             )
-        count = int(match[2]) * (-1 if match[1] == "-" else 1)
-        return cls(count, match[3] if count else "s")
+        return offset
 
     def __str__(self) -> str:
-        return f"{self.count:+}{self.unit}" if self.count else "0"
+        steps = "".join(f"{count:+}{unit}" for count, unit in self.steps)
+        return f"{steps}@{self.at:%H:%M}" if self.at is not None else steps or "0"
 
     def apply(self, at: datetime, timezone: str) -> datetime | None:
         """Return the instant at this offset from `at`; None outside the years 1970 to MAX_YEAR."""
-        span = timedelta(**{OFFSET_UNITS[self.unit]: self.count})
+        moved = at
         try:
-            if self.unit not in ("d", "w") or not self.count:
-                moved = at + span
-            else:
-                moved, _ = resolve_local(zone(timezone).local(at).replace(tzinfo=None) + span, zone(timezone))
+            for count, unit in self.steps:
+                if unit in OFFSET_UNITS and unit not in ("d", "w"):
+                    moved += timedelta(**{OFFSET_UNITS[unit]: count})
+                else:
+                    moved = _resolve(_add_days(_to_local(moved, timezone), count, unit), timezone)
+            if self.at is not None:
+                moved = _resolve(datetime.combine(_to_local(moved, timezone), self.at), timezone)
         except (OverflowError, InvalidInstant):
             return None
         return moved if 1970 <= moved.year <= MAX_YEAR else None
+
+
+def _to_local(at: datetime, timezone: str) -> datetime:
+    return zone(timezone).local(at).replace(tzinfo=None)
+
+
+def _resolve(local: datetime, timezone: str) -> datetime:
+    return resolve_local(local, zone(timezone))[0]
+
+
+def _add_days(local: datetime, count: int, unit: str) -> datetime:
+    """Add days, weeks, or business days (Monday to Friday) to a local time."""
+    if unit != "bd":
+        return local + timedelta(**{OFFSET_UNITS[unit]: count})
+    step = timedelta(days=1 if count > 0 else -1)
+    for _ in range(abs(count)):
+        local += step
+        while local.weekday() >= SATURDAY:
+            local += step
+    return local
 
 
 class FiringKey(NamedTuple):
@@ -89,20 +131,26 @@ class TriggerRule:
     """
 
     column: str
-    offsets: tuple[Offset, ...] = (Offset(0),)
+    offsets: tuple[Offset, ...] = (Offset(),)
     timezone: str | None = None
     recipients: str | None = None
     condition: tuple[Comparison, ...] = ()
     unless: str | None = None
     grace: float = DEFAULT_GRACE_SECONDS
 
+    def describe_unreadable(self, fields: Mapping[str, Any]) -> str:
+        """Return the value that cannot be read, with its column."""
+        is_readable = parse_column_instant(lookup_column(fields, self.column), self.timezone) is not None
+        column = self.recipients if is_readable and self.recipients is not None else self.column
+        return f"{column}: {lookup_column(fields, column)!r:.200}"
+
     def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
         """Return the firings desired for an item with these fields (None: the item was deleted)."""
-        value = None if fields is None else fields.get(self.column)
+        value = None if fields is None else lookup_column(fields, self.column)
         if fields is None or value is None or value == "":
             return DesiredFirings({}, ColumnStatus.EMPTY)
         at = parse_column_instant(value, self.timezone)
-        recipients = [""] if self.recipients is None else parse_recipients(fields.get(self.recipients))
+        recipients = [""] if self.recipients is None else parse_recipients(lookup_column(fields, self.recipients))
         if at is None or recipients is None:
             return DesiredFirings({}, ColumnStatus.UNREADABLE)
         instants: dict[FiringKey, datetime] = {}
@@ -128,22 +176,47 @@ class DesiredFirings(NamedTuple):
     column_status: ColumnStatus
 
 
-def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
-    """Parse a column's ISO 8601 text as an aware UTC instant; a date alone is the start of that day in the zone.
+def lookup_column(fields: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column, or of a path into a nested one: `timeline.from`."""
+    value: Any = fields.get(column)
+    if column not in fields and "." in column:
+        value = fields
+        for name in column.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
-    Returns None for an unreadable value, and for local time without a `timezone`.
+
+def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
+    """Parse a column's value as an aware UTC instant; a date alone is the start of that day in the zone.
+
+    The value is ISO 8601 text, also with a zone as in RFC 9557 (`2027-03-14T09:00[Europe/Madrid]`), or a number of
+    seconds or milliseconds since 1970. Returns None for an unreadable value, and for local time without a zone.
     """
-    if not isinstance(value, str) or len(value) > 64:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _parse_epoch(value)
+    if not isinstance(value, str) or len(value) > 100:
         return None
+    text = value.strip()
     try:
-        instant = datetime.fromisoformat(value.strip())
+        if (named := RFC_9557_ZONE.fullmatch(text)) is not None:
+            text, timezone = named[1], named[2]
+        instant = datetime.fromisoformat(text)
         if instant.tzinfo is None:
-            instant = resolve_local(instant, zone(timezone))[0] if timezone is not None else None  # type: ignore[assignment]
+            instant = _resolve(instant, timezone) if timezone is not None else None  # type: ignore[assignment]
         else:
             instant = instant.astimezone(UTC)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TimebellError):
         return None
     return instant if instant is not None and 1970 <= instant.year <= MAX_YEAR else None
+
+
+def _parse_epoch(value: float) -> datetime | None:
+    """Parse seconds since 1970 (from 2001 on), or milliseconds. Smaller numbers are no instants."""
+    seconds = value / 1000 if value >= FIRST_MILLISECONDS else value
+    if not FIRST_EPOCH_SECONDS <= seconds < FIRST_MILLISECONDS:
+        return None
+    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    return instant if instant.year <= MAX_YEAR else None
 
 
 def parse_recipients(value: Any) -> list[str] | None:
@@ -207,18 +280,42 @@ def _escape_part(name: str) -> str:
     return re.sub(r"^_|_$|_(?=_)|(?<=_)_", "%5F", quoted)
 
 
+class FormerJob(NamedTuple):
+    """A job that a firing had before: its id, its instant in microseconds since 1970, and whether it started."""
+
+    id: str
+    at: int
+    fired: bool
+
+
+class NotFired(NamedTuple):
+    """Why nothing is planned for a firing, with the value or the instant.
+
+    `reason` is `late` (known too late), `past` (more than a day ago), `unreadable`, or `skipped` (by a user).
+    """
+
+    reason: str
+    detail: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
     """The record of one planned firing.
 
     `job_id` was created for the instant `at` (None: no job) by `revision` of the trigger. `fired_at` is the latest
-    instant for which a job has started.
+    instant for which a job has started, `history` are the jobs before `job_id`. `not_fired` is why there is no job.
     """
 
     at: datetime | None
     job_id: str | None = None
     revision: int = 1
     fired_at: datetime | None = None
+    history: tuple[FormerJob, ...] = ()
+    not_fired: NotFired | None = None
+
+    def has_fired(self, at: datetime) -> bool:
+        """Return whether a job has started for an instant."""
+        return self.fired_at == at or any(job.fired and job.at == epoch_micros(at) for job in self.history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +350,7 @@ def reconcile(
         planned = firings.get(key)
         if planned is not None and planned.at == at and (planned.revision == revision or at <= now):
             continue
-        fired = planned is not None and planned.fired_at == at
+        fired = planned is not None and planned.has_fired(at)
         late = at < oldest
         if planned is not None and planned.at is not None:
             changes.cancel.append(key)
@@ -279,7 +376,8 @@ def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
 class Source:
     """An external source of items.
 
-    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. An orphaned source
+    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. No node reads the
+    source before `retry_at`. An orphaned source
     has lost access to its items (`orphaned_reason`); it recovers if access returns.
     """
 
@@ -292,6 +390,7 @@ class Source:
     synced_at: datetime | None = None
     error: str | None = None
     error_code: str | None = None
+    retry_at: datetime | None = None
     orphaned_at: datetime | None = None
     orphaned_reason: str | None = None
     created_at: datetime
@@ -347,12 +446,14 @@ class Trigger:
 class ItemChange:
     """The fields of an item as reported by a source (None: the item was deleted), with their version.
 
-    A change without a version counts as newer than the stored item.
+    A change without a version counts as newer than the stored item. With a `problem`, the row exists and cannot be
+    read: the item keeps its fields.
     """
 
     key: str
     version: int | None
     fields: Mapping[str, Any] | None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,11 +472,15 @@ class WebhookNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """The latest known version of an item; `fields` None: it was deleted."""
+    """The latest known version of an item; `fields` None: it was deleted.
+
+    `problem` is why the current row is rejected; then `fields` are those of an earlier one.
+    """
 
     key: str
     version: int
     fields: dict[str, Any] | None
+    problem: str | None = None
     updated_at: datetime
 
 

@@ -34,6 +34,7 @@ PAGES = Pages(
     routers=(form.routes, triggers.routes),
     templates=Path(__file__).parent / "templates",
     navigation=NavigationEntry("triggers", "/ui/triggers", "Triggers", "viewer", "M13 2 5 14h6l-1 8 8-12h-6z"),
-    done_messages={"scanning": "Scan started.", "watching": "Created. Scanning the existing items."},
+    done_messages={"scanning": "Scan started.", "watching": "Created. Scanning the existing items.",
+        "item-fired": "Fired.", "item-skipped": "Skipped."},
     describe_attention=describe_attention, search=search,
 )  # fmt: skip

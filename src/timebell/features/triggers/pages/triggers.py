@@ -19,7 +19,13 @@ OPERATOR_LABELS = {
     "not_in": "is none of", "empty": "is empty", "not_empty": "is not empty",
 }  # fmt: skip
 REAUTHORIZATION_ERROR = "re-authorization required"  # contained in the error of a source whose token is rejected
-DONE_MESSAGES = {"pause": "paused", "resume": "resumed", "scan": "scanning"}
+DONE_MESSAGES = {
+    "pause": "paused",
+    "resume": "resumed",
+    "scan": "scanning",
+    "fire": "item-fired",
+    "skip": "item-skipped",
+}
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -51,21 +57,36 @@ async def trigger(name: str, view: CurrentView, cursor: str = "") -> Response:
     source_path = f"/sources/{quote_segment(record['source'])}"
     source = await view.get(source_path)
     items = await view.get(f"{source_path}/items", limit=25, cursor=cursor)
+    not_fired = await view.get(f"/triggers/{quote_segment(name)}/not-fired", limit=10)
     operations = (await view.get("/operations", kind="scan", limit=50))["items"]
     scans = [operation for operation in operations if operation["spec"].get("trigger") == record["id"]][:3]
     planned = await view.app.store.run(status.count_planned_jobs, [record["id"]])
     running_scans = [scan for scan in scans if scan["state"] == "running"]
     source["options"] = {option: redact_password(value) for option, value in source["options"].items()}
     return view.render(
-        "trigger", trigger=record, source=source, items=items, scans=scans, planned_jobs=planned[record["id"]],
+        "trigger", trigger=record, source=source, items=items, not_fired=not_fired, scans=scans,
+        planned_jobs=planned[record["id"]],
         rule=describe_rule(record), state=state_label(record, source, running_scans),
         secret_names=secret_names(source), needs_reauthorization=needs_reauthorization(source),
     )  # fmt: skip
 
 
+@routes.get("/ui/triggers/{name}/item")
+async def trigger_item(name: str, key: str, view: CurrentView) -> Response:
+    """Show one item of a trigger: its firings and its latest jobs."""
+    item = await view.get(f"/triggers/{quote_segment(name)}/history", item=key)
+    return view.render("trigger_item", trigger=name, item=item)
+
+
 @routes.post("/ui/triggers/{name}/{verb}")
 async def perform_action(name: str, verb: str, view: CurrentView) -> Response:
-    """Pause (with a reason), resume or scan a trigger."""
+    """Pause (with a reason), resume or scan a trigger; fire or skip one of its items."""
+    if verb in ("fire", "skip"):
+        key = view.form.get("item", "")
+        await view.change("POST", f"/triggers/{quote_segment(name)}/{verb}", {"item": key})
+        return view.redirect(
+            f"/ui/triggers/{quote_segment(name)}/item?key={quote_segment(key)}", DONE_MESSAGES[verb]
+        )  # fmt: skip
     reason = view.form.get("reason", "").strip()
     body = {"reason": reason} if verb == "pause" and reason else None
     await view.change("POST", f"/triggers/{quote_segment(name)}/{quote_segment(verb)}", body)
@@ -137,6 +158,6 @@ def describe_rule(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _describe_offset(text: str) -> str:
     match = re.fullmatch(r"([+-])(\d+)([smhdw])", text)
     if match is None:
-        return "at"
+        return "at" if text == "0" else f"{text} from"
     unit = UNIT_LABELS[match[3]].rstrip("s" if match[2] == "1" and len(UNIT_LABELS[match[3]]) > 1 else "")
     return f"{match[2]} {unit} {'before' if match[1] == '-' else 'after'}"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class RowPage:
-    """Rows by key, with JSON fields; `cursor` is the position of the next page (None: there is none)."""
+    """Rows by key, with JSON fields; `cursor` is the position of the next page (None: there is none).
+
+    `problems` has the reasons for rows that exist and cannot be read, by key.
+    """
 
     rows: dict[str, dict[str, Any]]
     cursor: str | None
+    problems: dict[str, str] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+    has_more: bool = False
 
 
 class TokenProvider(Protocol):
@@ -25,19 +31,25 @@ class TokenProvider(Protocol):
 class SourceAdapter(Protocol):
     """Adapter of a source. Every method may raise SourceFailed."""
 
+    page_size: int
+    """Rows per page of a scan."""
     poll_interval: float
-    """Seconds between polls for changes; 0 if the source reports changes itself (`listen`)."""
+    """Seconds between polls for changes; 0 if the source cannot list changes."""
     full_scan_interval: float
-    """Seconds between full scans."""
+    """Seconds between full scans, which find what was missed."""
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
         """Return the next rows in the source's key order."""
 
     async def read_changes(self, since: str | None, limit: int) -> RowPage | None:
-        """Return rows changed since a cursor, always with a new cursor; None if the source cannot list changes."""
+        """Return rows changed since a cursor, always with a new cursor; None if the source cannot list changes.
+
+        Without a cursor, returns no rows and the current position. Rows that were deleted are in `deleted`. There may
+        be more changes if `has_more` is true.
+        """
 
     async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return the rows with these keys that exist now."""
+        """Return the rows with these keys that exist now. Raises SourceFailed also if one of them cannot be read."""
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
         """Return whether a query of the user returns a row."""
@@ -45,7 +57,8 @@ class SourceAdapter(Protocol):
     async def listen(self, on_change: Callable[[str | None], None]) -> bool:
         """Call `on_change` with the key of each row that changes, and with None when the subscription ends.
 
-        Returns False if the source does not support this, or if there is a subscription already.
+        Also checks that the subscription still works. Returns whether there is a new one; False if the source does not
+        support this.
         """
 
     async def close(self) -> None:

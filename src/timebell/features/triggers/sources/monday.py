@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,15 +17,16 @@ from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
 from timebell.features.triggers.sources.base import RowPage, TokenProvider
 from timebell.model.policy import parse_seconds
 
-OPTIONS = ("token", "boardId", "url", "everySeconds", "sweepEverySeconds", "signingSecret")
+OPTIONS = ("token", "boardId", "url", "everySeconds", "signingSecret", "apiVersion")
 DEFAULT_URL = "https://api.monday.com/v2"
-DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 60.0, 3600.0
+DEFAULT_FULL_SCAN_SECONDS = 60.0
 READ_TIMEOUT_SECONDS = 20.0  # maximum time without data from the server
 REQUEST_TIMEOUT_SECONDS = 60.0  # limit of the whole request
 MAX_RESPONSE_BYTES = 64 * 2**20
 MAX_ITEM_IDS = 100  # limit of the API for ids per request
 MAX_RETRY_AFTER_SECONDS = 3600.0  # longer delays requested by the server are shortened to this
-API_VERSION = "2025-10"
+DEFAULT_API_VERSION = "2026-07"
+API_VERSION = re.compile(r"20\d\d-(01|04|07|10)", re.ASCII)
 STATUS_BY_ERROR_CODE = {
     "ResourceNotFoundException": 404, "InvalidBoardIdException": 404, "UserUnauthorizedException": 403,
     "USER_UNAUTHORIZED": 403, "USER_ACCESS_DENIED": 403, "ComplexityException": 429,
@@ -49,6 +51,8 @@ class Board:
     Raises InvalidInput (INVALID_SOURCE_OPTIONS).
     """
 
+    page_size = 500  # limit of the API
+
     def __init__(self, options: Mapping[str, Any], token: TokenProvider | None = None) -> None:
         if unknown := options.keys() - set(OPTIONS):
             raise _invalid_options(f"A source of kind monday has no option {min(unknown)!r:.60}.")
@@ -64,11 +68,12 @@ class Board:
         self._url = options.get("url", DEFAULT_URL)
         if not _is_http_url(self._url):
             raise _invalid_options(f"url is {self._url!r:.60}.")
-        self.poll_interval = parse_seconds(
-            options.get("everySeconds", DEFAULT_POLL_SECONDS), "everySeconds", minimum=0.1
-        )
+        self._api_version = options.get("apiVersion", DEFAULT_API_VERSION)
+        if not isinstance(self._api_version, str) or not API_VERSION.fullmatch(self._api_version):
+            raise _invalid_options(f"apiVersion is {self._api_version!r:.40}; an example is {DEFAULT_API_VERSION}.")
+        self.poll_interval = 0.0
         self.full_scan_interval = parse_seconds(
-            options.get("sweepEverySeconds", DEFAULT_FULL_SCAN_SECONDS), "sweepEverySeconds", minimum=0.1
+            options.get("everySeconds", DEFAULT_FULL_SCAN_SECONDS), "everySeconds", minimum=0.1
         )
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
@@ -137,7 +142,7 @@ class Board:
                 "A source of kind monday requires the package h11, which is not installed.", code="EXTRA_MISSING",
                 fix='Run: pip install "timebell[server]".',
             ) from missing  # fmt: skip
-        headers = {"authorization": token, "content-type": "application/json", "api-version": API_VERSION}
+        headers = {"authorization": token, "content-type": "application/json", "api-version": self._api_version}
         body = json.dumps({"query": query, "variables": variables}).encode()
         try:
             response = await http_client.send_request(
@@ -284,6 +289,5 @@ def parse_column_value(raw: Any) -> Any:
 def _invalid_options(message: str) -> InvalidInput:
     return InvalidInput(
         message, code="INVALID_SOURCE_OPTIONS",
-        fix='Use {"token": {"secret": "name"}, "boardId": "123"}, and optionally signingSecret, everySeconds,'
-        " sweepEverySeconds.",
+        fix='Use {"token": {"secret": "name"}, "boardId": "123"}, and optionally signingSecret, everySeconds.',
     )  # fmt: skip

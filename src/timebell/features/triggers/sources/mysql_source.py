@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,26 @@ from sqlalchemy import Engine, create_engine, event, make_url, text
 from timebell.errors import Refused
 
 _SESSION_STATEMENTS = ("SET SESSION time_zone = '+00:00'", "SET SESSION TRANSACTION READ ONLY")
+
+
+class MysqlDatabase:
+    """A MySQL or MariaDB database, read through a small pool."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engine: Engine | None = None
+
+    async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
+        """Return the rows of a query with `:name` parameters, or only the first one."""
+        if self._engine is None:
+            self._engine = create_read_only_engine(self._url)
+        return await asyncio.to_thread(_fetch, self._engine, query, dict(parameters), first)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
 
 
 def create_read_only_engine(url: str) -> Engine:
@@ -40,11 +61,10 @@ def create_read_only_engine(url: str) -> Engine:
     return engine
 
 
-def fetch_rows(engine: Engine, query: str, parameters: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """Return up to `limit` rows of a query."""
+def _fetch(engine: Engine, query: str, parameters: dict[str, Any], first: bool) -> list[dict[str, Any]]:
     with engine.connect() as connection:
-        result = connection.execute(text(query), dict(parameters))
-        return [dict(row._mapping) for row in result.fetchmany(limit)]
+        result = connection.execute(text(query), parameters)
+        return [dict(row._mapping) for row in (result.fetchmany(1) if first else result)]
 
 
 def _parse_timestamp(value: str) -> datetime | str:

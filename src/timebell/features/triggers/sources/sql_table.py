@@ -1,236 +1,316 @@
 """Adapter for a table or query of a PostgreSQL, MySQL, MariaDB or SQLite database, accessed read-only.
 
-Rows are read in key order, a few hundred at a time. Changes are found by comparing all rows, by a column that increases
-with each change, or, on PostgreSQL, by a trigger on the table that sends notifications (`install_sql`).
+Rows are read in key order, a page at a time. Changes are found by comparing all rows, by a column that increases with
+each change (`change_cursor.py`), or, on PostgreSQL, by an outbox (`outbox.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from math import isfinite
-from typing import Any
-from urllib.parse import quote, urlsplit
-from uuid import UUID
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import asyncpg
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from timebell.errors import InvalidInput, SourceFailed
-from timebell.features.triggers.sources import mysql_source
+from timebell.features.triggers.sources import outbox
 from timebell.features.triggers.sources.base import RowPage
+from timebell.features.triggers.sources.change_cursor import ChangeCursor
+from timebell.features.triggers.sources.identifiers import is_valid_name, quote_name, quote_table, split_table
+from timebell.features.triggers.sources.mysql_source import MysqlDatabase
+from timebell.features.triggers.sources.outbox import WatchedTable
+from timebell.features.triggers.sources.postgres_source import READ_ERRORS, Listener, PostgresDatabase
+from timebell.features.triggers.sources.sql_values import decode_key, encode_key, key_text, parse_key, to_json_value
+from timebell.features.triggers.sources.sqlite_source import SqliteDatabase
 from timebell.model.policy import parse_seconds
-from timebell.store.dialects.postgres import store as postgres
-from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.open import BACKEND_BY_SCHEME
 
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
-QUALIFIED_IDENTIFIER = re.compile(rf"{IDENTIFIER.pattern}(\.{IDENTIFIER.pattern})?", re.ASCII)
-OPTIONS = ("url", "table", "query", "key", "changes", "cursor", "channel", "everySeconds", "sweepEverySeconds")
-CHANGE_MODES = ("compare", "cursor", "notify")
-DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 600.0
-CURSOR_OVERLAP = timedelta(seconds=10)
-"""Changes up to this long before the cursor are read again, to find transactions that committed late."""
+CHANNEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
+OPTIONS = (
+    "url", "table", "query", "key", "changes", "cursor", "channel", "everySeconds", "sweepEverySeconds", "joined",
+)  # fmt: skip
+CHANGE_MODES = ("compare", "cursor", "outbox")
+DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 240.0
 STATEMENT_TIMEOUT_SECONDS = 20.0
+MAX_JOINED_TABLES = 20
+
+
+Row = dict[str, Any]
+Items = dict[str, dict[str, Any]]
+"""Fields by key."""
+
+
+class Database(Protocol):
+    """A database of one kind."""
+
+    async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
+        """Return the rows of a query with `:name` parameters, or only the first one."""
+
+    async def close(self) -> None:
+        """Close all connections."""
 
 
 class SqlTable:
     """Adapter for a table or query. Raises InvalidInput (INVALID_SOURCE_OPTIONS)."""
 
+    page_size = 1000
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         if unknown := options.keys() - set(OPTIONS):
+            nearest = difflib.get_close_matches(min(unknown), OPTIONS, 1)
             raise _invalid_options(
-                f"A source of kind sql has no option {min(unknown)!r:.60}.", f"The options are {', '.join(OPTIONS)}."
+                f"A source of kind sql has no option {min(unknown)!r:.60}.",
+                f"Did you mean {nearest[0]}?" if nearest else f"The options are {', '.join(OPTIONS)}.",
             )
         self._url = options.get("url")
         self._kind = _database_kind(self._url)
         query, table = options.get("query"), options.get("table")
         if (query is None and table is None) or not isinstance(query or "", str):
             raise _invalid_options("A source of kind sql requires a table or a query.", "Specify table or query.")
-        self.table: str | None = None if table is None else _check_identifier(table, "table", QUALIFIED_IDENTIFIER)
-        self._from_clause = f"({query.strip().rstrip(';')}) AS items" if query is not None else self.table
-        self.key = _check_identifier(options.get("key", "id"), "key")
+        self.table: str | None = None if table is None else _check_table(table)
+        quoted_table = None if table is None else quote_table(self._kind, table)
+        self._from_clause = f"({query.strip().rstrip(';')}) AS items" if query is not None else quoted_table
+        self.key = _check_name(options.get("key", "id"), "key")
+        self._key_column = quote_name(self._kind, self.key)
         self.change_mode = options.get("changes", "compare")
         if self.change_mode not in CHANGE_MODES:
             raise _invalid_options(f"changes is {self.change_mode!r:.40}.", f"Use {', '.join(CHANGE_MODES)}.")
-        self._cursor_column = (
-            _check_identifier(options.get("cursor"), "cursor") if self.change_mode == "cursor" else None
-        )
-        if self.change_mode == "notify" and self._kind != "postgresql":
-            product = "SQLite" if self._kind == "sqlite" else "MySQL"
-            raise _invalid_options(
-                f"{product} has no notifications of changes.", 'Use "changes": "compare" or "cursor".'
-            )
-        self.channel = _check_identifier(options.get("channel", "timebell_items"), "channel")
-        self.poll_interval = (
-            0.0
-            if self.change_mode == "notify"
-            else parse_seconds(options.get("everySeconds", DEFAULT_POLL_SECONDS), "everySeconds", minimum=0.1)
-        )
-        self.full_scan_interval = parse_seconds(
-            options.get("sweepEverySeconds", DEFAULT_FULL_SCAN_SECONDS), "sweepEverySeconds", minimum=0.1
-        )
-        self._engine: AsyncEngine | None = None
-        self._mysql_engine: Engine | None = None
-        self._listener: asyncpg.Connection[Any] | None = None
-        self._key_type: type = str
+        self._cursor_column = _check_name(options.get("cursor"), "cursor") if self.change_mode == "cursor" else None
+        self._watched = _parse_watched(self.table, self.key, options.get("joined"))
+        if self.change_mode == "outbox":
+            self._check_outbox()
+        self.channel = options.get("channel", "timebell_items")
+        if not isinstance(self.channel, str) or not CHANNEL.fullmatch(self.channel):
+            raise _invalid_options(f"channel is {self.channel!r:.60}.", "Use letters, digits and underscores.")
+        self.poll_interval, self.full_scan_interval = intervals(options)
+        self._database = _open_database(self._kind, str(self._url))
+        self._listener = Listener(str(self._url), self.channel) if self.change_mode == "outbox" else None
+        self._key_type: type | None = None
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
-        start = None if after is None else _decode_key(after)
-        where = "" if after is None else f"WHERE {self.key} > :after "
-        parameters = {} if after is None else {"after": start}
-        query = f"SELECT * FROM {self._from_clause} {where}ORDER BY {self.key} LIMIT {limit:d}"  # noqa: S608 - checked names
-        rows = await self._fetch_rows(query, parameters)
-        cursor = _encode_key(rows[-1][self.key]) if len(rows) == limit else None
-        return RowPage(self._items_by_key(rows), cursor)
+        where = f"{self._key_column} IS NOT NULL"
+        parameters: dict[str, Any] = {}
+        if after is not None:
+            where, parameters = f"{self._key_column} > :after", {"after": decode_key(json.loads(after))}
+        rows, problems = await self._fetch_page(where, self._key_column, parameters, limit)
+        cursor = json.dumps(encode_key(rows[-1][self.key])) if len(rows) == limit else None
+        page = RowPage(self._items_by_key(rows, problems), cursor, problems)
+        if cursor is None and (unkeyed := await self._count_rows_without_key()):
+            page.problems[""] = f"{unkeyed:,} rows have no {self.key}."
+        return page
 
     async def read_changes(self, since: str | None, limit: int) -> RowPage | None:
-        if self._cursor_column is None:
-            return None
-        position = None if since is None else json.loads(since)
-        parameters: dict[str, Any] = {}
-        where = f"WHERE {self._cursor_column} IS NOT NULL "
-        if position is not None:
-            parameters["since"] = _decode_key(json.dumps(position["at"]))
-            if "key" in position:
-                parameters["after"] = _decode_key(json.dumps(position["key"]))
-                where = (
-                    f"WHERE {self._cursor_column} > :since OR ({self._cursor_column} = :since AND {self.key} > :after) "
-                )
-            else:
-                if isinstance(parameters["since"], datetime):
-                    parameters["since"] -= CURSOR_OVERLAP
-                where = f"WHERE {self._cursor_column} >= :since "
-        query = f"SELECT * FROM {self._from_clause} {where}ORDER BY {self._cursor_column}, {self.key} LIMIT {limit:d}"  # noqa: S608
-        rows = await self._fetch_rows(query, parameters)
-        if not rows:
-            return RowPage({}, None if position is None else json.dumps({"at": position["at"]}))
-        last = {"at": json.loads(_encode_key(rows[-1][self._cursor_column]))}
-        if len(rows) == limit:
-            last["key"] = json.loads(_encode_key(rows[-1][self.key]))
-        return RowPage(self._items_by_key(rows), json.dumps(last))
+        if self.change_mode == "outbox":
+            return await self._read_outbox(since, limit)
+        return None if self._cursor_column is None else await self._read_above_cursor(since, limit)
 
     async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
         if not keys:
             return {}
-        if self._key_type is str:  # text, or not known yet
-            sample = await self._fetch_rows(f"SELECT {self.key} FROM {self._from_clause} LIMIT 1", {})  # noqa: S608
+        if self._key_type is None:
+            query = f"SELECT {self._key_column} AS k FROM {self._from_clause} WHERE {self._key_column} IS NOT NULL"  # noqa: S608
+            sample = await self._fetch(query, {}, first=True)
             if not sample:
                 return {}
-            self._key_type = type(sample[0][self.key])
+            self._key_type = type(sample[0]["k"])
         parameters = {}
         for number, key in enumerate(keys):
             try:
-                parameters[f"k{number}"] = key if self._key_type is str else self._key_type(key)
-            except (TypeError, ValueError):
+                parameters[f"k{number}"] = parse_key(key, self._key_type)
+            except ValueError:
                 continue  # no row has such a key
         if not parameters:
             return {}
         placeholders = ", ".join(f":{name}" for name in parameters)
-        query = f"SELECT * FROM {self._from_clause} WHERE {self.key} IN ({placeholders})"  # noqa: S608
-        return self._items_by_key(await self._fetch_rows(query, parameters))
+        query = f"SELECT * FROM {self._from_clause} WHERE {self._key_column} IN ({placeholders})"  # noqa: S608
+        return self._items_by_key(await self._fetch(query, parameters))
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
-        return bool(await self._fetch_rows(query, dict(parameters), limit=1))
+        return bool(await self._fetch(query, dict(parameters), first=True))
 
     async def listen(self, on_change: Callable[[str | None], None]) -> bool:
-        if self.change_mode != "notify" or (self._listener is not None and not self._listener.is_closed()):
+        if self._listener is None:
             return False
-        url = make_url(str(self._url)).set(drivername="postgresql").render_as_string(hide_password=False)
         try:
-            listener = await asyncpg.connect(url, timeout=5)
-            try:
-                await listener.add_listener(self.channel, lambda *args: on_change(str(args[-1])))
-            except BaseException:  # the connection is open, but does not listen
-                listener.terminate()
-                raise
-        except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+            return await self._listener.ensure_listening(on_change)
+        except READ_ERRORS as error:
             raise _source_failed(error) from error
-        listener.add_termination_listener(lambda _: on_change(None))
-        self._listener = listener
-        return True
 
     async def close(self) -> None:
         if self._listener is not None:
-            await self._listener.close(timeout=1)
-            self._listener = None
-        if self._engine is not None:
-            await self._engine.dispose()
-            self._engine = None
-        if self._mysql_engine is not None:
-            self._mysql_engine.dispose()
-            self._mysql_engine = None
+            self._listener.close()
+        await self._database.close()
 
     def install_sql(self) -> str:
-        """Return SQL that creates the notification trigger, for the user to review and run. Raises InvalidInput."""
+        """Return SQL that creates the outbox, for the owner of the table to review and run. Raises InvalidInput."""
+        self._check_outbox()
+        return outbox.install_sql(self.channel, self._watched)
+
+    def uninstall_sql(self) -> str:
+        """Return SQL that removes what `install_sql` created. Raises InvalidInput."""
+        self._check_outbox()
+        return outbox.uninstall_sql(self.channel, self._watched)
+
+    def _check_outbox(self) -> None:
         if self.table is None or self._kind != "postgresql":
             raise _invalid_options(
-                "Only PostgreSQL tables support change notifications.",
-                'Specify a table instead of a query, or use "changes": "compare".',
+                "Only tables of PostgreSQL can have an outbox.",
+                'Specify a PostgreSQL table beside the query, or use "changes": "compare" or "cursor".',
             )
-        name = f"{self.channel}_{self.table.replace('.', '_')}"[:63]
-        return INSTALL_TEMPLATE.format(name=name, table=self.table, key=self.key, channel=self.channel)
 
-    def _items_by_key(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    async def _read_outbox(self, since: str | None, limit: int) -> RowPage:
+        if since is None:
+            (position,) = await self._fetch(outbox.POSITION_QUERY, {})
+            return RowPage({}, json.dumps([position["tx"], 2**62]))
+        tx, id_ = json.loads(since)
+        parameters = {"channel": self.channel, "tx": tx, "id": id_, "limit": limit}
+        changes = await self._fetch(outbox.READ_QUERY, parameters)
+        if not changes:
+            return RowPage({}, since)
+        keys = sorted({change["key"] for change in changes})
+        rows = await self.read_rows([_from_json_text(key, self._key_type) for key in keys])
+        deleted = tuple(key for key in keys if key not in rows)
+        last = changes[-1]
+        return RowPage(
+            rows, json.dumps([last["tx"], last["id"]]), deleted=deleted, has_more=len(changes) == limit
+        )  # fmt: skip
+
+    async def _read_above_cursor(self, since: str | None, limit: int) -> RowPage:
+        column, now = quote_name(self._kind, str(self._cursor_column)), time.time()  # noqa: TID251 - age of the cursor
+        oldest_running, horizon = await self._running_transactions()
+        cursor = ChangeCursor() if since is None else ChangeCursor.parse(since)
+        if since is None:
+            (highest,) = await self._fetch(f"SELECT max({column}) AS value FROM {self._from_clause}", {})  # noqa: S608
+            if highest["value"] is not None:
+                cursor.add_mark(now, horizon, highest["value"])
+            return RowPage({}, cursor.to_json())
+        where, parameters = f"{column} IS NOT NULL", dict[str, Any]()
+        if cursor.page_end is not None:
+            value, key = map(decode_key, cursor.page_end)
+            where, parameters = (
+                f"({column} > :since OR ({column} = :since AND {self._key_column} > :after))",
+                {"since": value, "after": key},
+            )
+        elif cursor.start is not None:
+            where, parameters = f"{column} >= :since", {"since": cursor.start_value}
+        rows, problems = await self._fetch_page(where, f"{column}, {self._key_column}", parameters, limit)
+        if rows:
+            cursor.add_mark(now, horizon, rows[-1][str(self._cursor_column)])
+        has_more = len(rows) == limit
+        last = rows[-1] if has_more else {}
+        cursor.page_end = [encode_key(last[str(self._cursor_column)]), encode_key(last[self.key])] if has_more else None
+        if not has_more:
+            cursor.advance(now, oldest_running)
+        return RowPage(self._items_by_key(rows, problems), cursor.to_json(), problems, has_more=has_more)
+
+    async def _running_transactions(self) -> tuple[int | None, int]:
+        """Return the oldest running transaction and the next one; None where they are not known."""
+        if self._kind != "postgresql":
+            return None, 0
+        snapshot = "txid_current_snapshot()"
+        (row,) = await self._fetch(
+            f"SELECT txid_snapshot_xmin({snapshot}) AS oldest, txid_snapshot_xmax({snapshot}) AS next", {}
+        )  # fmt: skip
+        return row["oldest"], row["next"]
+
+    async def _fetch_page(
+        self, where: str, order: str, parameters: Mapping[str, Any], limit: int
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return a page of rows, and the reasons for rows that the driver cannot decode; those have only their key."""
+        tail = f"FROM {self._from_clause} WHERE {where} ORDER BY {order} LIMIT {limit:d}"
+        try:
+            return await self._fetch_values(f"SELECT * {tail}", parameters), {}
+        except (ValueError, OverflowError):
+            columns = {
+                self._key_column,
+                *([quote_name(self._kind, self._cursor_column)] if self._cursor_column else []),
+            }
+            keys = await self._fetch(f"SELECT {', '.join(sorted(columns))} {tail}", parameters)
+        rows, problems = [], dict[str, str]()
+        for row in keys:
+            query = f"SELECT * FROM {self._from_clause} WHERE {self._key_column} = :key"  # noqa: S608
+            try:
+                rows += await self._fetch_values(query, {"key": row[self.key]})
+            except (ValueError, OverflowError) as error:
+                rows.append(row)
+                problems[key_text(row[self.key])] = f"A value cannot be read: {error}"[:300]
+        return rows, problems
+
+    async def _count_rows_without_key(self) -> int:
+        query = f"SELECT count(*) AS n FROM {self._from_clause} WHERE {self._key_column} IS NULL"  # noqa: S608
+        return int((await self._fetch(query, {}))[0]["n"])
+
+    def _items_by_key(self, rows: Sequence[Mapping[str, Any]], problems: Collection[str] = ()) -> Items:
         items = {}
         for row in rows:
             if self.key not in row:
-                raise SourceFailed(f"The rows have no column {self.key}.", fix="Set the option key to the key column.")
+                raise SourceFailed(f"The rows have no column {self.key}.", fix=_nearest(self.key, list(row)))
             if row[self.key] is not None:
                 self._key_type = type(row[self.key])
-                items[str(row[self.key])] = {name: _to_json_value(value) for name, value in row.items()}
+                key = key_text(row[self.key])
+                if key not in problems:
+                    items[key] = {name: to_json_value(value) for name, value in row.items()}
         return items
 
-    async def _fetch_rows(self, query: str, parameters: Mapping[str, Any], limit: int = 10_000) -> list[dict[str, Any]]:
+    async def _fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
+        """Run a query. Raises SourceFailed."""
+        try:
+            return await self._fetch_values(query, parameters, first=first)
+        except (ValueError, OverflowError) as error:
+            raise SourceFailed(f"A value cannot be read: {error}"[:300]) from error
+
+    async def _fetch_values(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[Row]:
+        """Run a query. Raises SourceFailed, and ValueError or OverflowError for a row with an invalid value."""
         try:
             async with asyncio.timeout(STATEMENT_TIMEOUT_SECONDS):
-                if self._kind == "sqlite":
-                    return await asyncio.to_thread(_fetch_sqlite, str(self._url), query, dict(parameters), limit)
-                if self._kind == "mysql":
-                    self._mysql_engine = self._mysql_engine or mysql_source.create_read_only_engine(str(self._url))
-                    return await asyncio.to_thread(
-                        mysql_source.fetch_rows, self._mysql_engine, query, dict(parameters), limit
-                    )
-                if self._engine is None:
-                    self._engine = postgres.engine_for(PostgresServer(str(self._url)), pool_size=2, read_only=True)
-                async with self._engine.connect() as connection:
-                    result = await connection.execute(text(query), dict(parameters))
-                    return [dict(row._mapping) for row in result.fetchmany(limit)]
-        except (SQLAlchemyError, sqlite3.Error, OSError, asyncpg.PostgresError) as error:
+                return await self._database.fetch(query, parameters, first=first)
+        except asyncpg.DataError as error:
+            raise ValueError(str(error)) from error
+        except (SQLAlchemyError, sqlite3.Error, *READ_ERRORS) as error:
             raise _source_failed(error) from error
 
 
-INSTALL_TEMPLATE = """-- Notifies channel {channel} of changed rows of {table}. Review it, then run it as the owner.
-CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF TG_OP <> 'INSERT' THEN
-        PERFORM pg_notify('{channel}', OLD.{key}::text);
-    END IF;
-    IF TG_OP <> 'DELETE' AND (TG_OP = 'INSERT' OR NEW.{key} IS DISTINCT FROM OLD.{key}) THEN
-        PERFORM pg_notify('{channel}', NEW.{key}::text);
-    END IF;
-    RETURN NULL;
-END
-$$;
-DROP TRIGGER IF EXISTS {name} ON {table};
-CREATE TRIGGER {name} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {name}();
--- To remove it: DROP TRIGGER {name} ON {table}; DROP FUNCTION {name}();
-"""
+def intervals(options: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the seconds between polls for changes (0: there are none) and between full scans. Raises InvalidInput."""
+    poll = parse_seconds(options.get("everySeconds", DEFAULT_POLL_SECONDS), "everySeconds", minimum=0.1)
+    sweep = parse_seconds(options.get("sweepEverySeconds", DEFAULT_FULL_SCAN_SECONDS), "sweepEverySeconds", minimum=0.1)
+    return (0.0, poll) if options.get("changes", "compare") == "compare" else (poll, sweep)
 
 
-def _fetch_sqlite(url: str, query: str, parameters: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-    file = make_url(url).database
-    with closing(sqlite3.connect(f"file:{quote(file or '')}?mode=ro", uri=True, timeout=5)) as connection:
-        connection.row_factory = sqlite3.Row
-        return [dict(row) for row in connection.execute(query, parameters).fetchmany(limit)]
+def _open_database(kind: str, url: str) -> Database:
+    match kind:
+        case "postgresql":
+            return PostgresDatabase(url)
+        case "mysql":
+            return MysqlDatabase(url)
+    return SqliteDatabase(url)
+
+
+def _parse_watched(table: str | None, key: str, joined: Any) -> list[WatchedTable]:
+    """Return the tables whose changes are recorded: the table itself and the joined ones. Raises InvalidInput."""
+    if joined is not None and (not isinstance(joined, list) or len(joined) > MAX_JOINED_TABLES or table is None):
+        raise _invalid_options(
+            f"joined is {joined!r:.60}.", 'Use table, and joined: [{"table": "participants", "key": "shift_id"}].'
+        )
+    watched = [] if table is None else [WatchedTable(table, key)]
+    for entry in joined or ():
+        if not isinstance(entry, Mapping) or entry.keys() != {"table", "key"}:
+            raise _invalid_options(f"joined has {entry!r:.60}.", 'Use {"table": "participants", "key": "shift_id"}.')
+        watched.append(WatchedTable(_check_table(entry["table"]), _check_name(entry["key"], "key")))
+    return watched
+
+
+def _from_json_text(key: str, key_type: type | None) -> str:
+    """Return the key of an item from its text in the outbox: there, a binary key begins with `\\x`."""
+    return key.removeprefix("\\x") if key_type is bytes else key
 
 
 def _database_kind(url: Any) -> str:
@@ -246,70 +326,25 @@ def _database_kind(url: Any) -> str:
     return BACKEND_BY_SCHEME[kind]
 
 
-def _check_identifier(value: Any, option: str, pattern: re.Pattern[str] = IDENTIFIER) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise _invalid_options(f"{option} is {value!r:.60}.", "Use a plain name: letters, digits and underscores.")
+def _check_name(value: Any, option: str) -> str:
+    if not isinstance(value, str) or not is_valid_name(value):
+        raise _invalid_options(f"{option} is {value!r:.60}.", "Use the name of a column, exactly as it is.")
     return value
 
 
-def _to_json_value(value: Any) -> Any:
-    """Return a column value as JSON that the store accepts.
-
-    Values that JSON cannot represent, such as NaN, are null. Text that is a JSON list is a list, because SQLite has no
-    list type.
-    """
-    match value:
-        case datetime() | date() | time():
-            return value.isoformat()
-        case None | bool():
-            return value
-        case int() | float() | Decimal():
-            return _to_json_number(value)
-        case list() | tuple():
-            return [_to_json_value(element) for element in value]
-        case dict():
-            return {_replace_nul(str(name)): _to_json_value(element) for name, element in value.items()}
-        case str() if value.startswith("[") and value.endswith("]"):
-            try:
-                return _to_json_value(json.loads(value))
-            except (ValueError, RecursionError):
-                return _replace_nul(value)
-        case str():
-            return _replace_nul(value)
-        case bytes() | memoryview():
-            return None
+def _check_table(value: Any) -> str:
+    try:
+        split_table(value if isinstance(value, str) else "")
+    except ValueError:
+        raise _invalid_options(
+            f"table is {value!r:.60}.", "Use the name of a table, exactly as it is, or schema.table."
+        ) from None
     return str(value)
 
 
-def _to_json_number(value: float | Decimal) -> float | str | None:
-    if isinstance(value, Decimal):
-        if not value.is_finite() or value.adjusted() > 20:
-            return str(value) if value.is_finite() else None
-        value = int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    return value if -(2**63) <= value < 2**64 else str(value)
-
-
-def _replace_nul(value: str) -> str:
-    """Replace NUL characters, which no store accepts."""
-    return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def _encode_key(value: Any) -> str:
-    """Encode a key or cursor value as JSON; `_decode_key` restores the type that the driver expects."""
-    if isinstance(value, datetime):
-        return json.dumps({"datetime": value.isoformat()})
-    if isinstance(value, UUID):
-        return json.dumps({"uuid": str(value)})
-    return json.dumps(value if isinstance(value, int | float) else str(value))
-
-
-def _decode_key(encoded: str) -> Any:
-    value = json.loads(encoded)
-    if isinstance(value, dict):
-        return datetime.fromisoformat(value["datetime"]) if "datetime" in value else UUID(value["uuid"])
-    return value
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), names, 1, 0.5)
+    return f"Did you mean {close[0]}?" if close else f"The columns are {', '.join(names[:20])}."
 
 
 def _invalid_options(message: str, fix: str) -> InvalidInput:

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import orjson
 from sqlalchemy import case, delete, or_, select, update
 
 from timebell.errors import InvalidPayload
 from timebell.features.triggers.model.trigger import (
+    MAX_FORMER_JOBS,
     SOURCE_ROWS_REJECTED,
+    UNREADABLE_KEY,
     ChangeSummary,
     ColumnStatus,
     Firing,
     FiringKey,
+    FormerJob,
     ItemChange,
+    NotFired,
     Source,
     Trigger,
     epoch_micros,
@@ -44,6 +50,9 @@ from timebell.store.jobs.complete import complete_jobs
 from timebell.store.schema import jobs, sources
 from timebell.store.transaction import Transaction
 
+MAX_KEYS_PER_STATEMENT = 500
+LATE_WINDOW = timedelta(days=1)
+"""An instant that is known too late, and is older than this, counts as past."""
 PROGRESS_POLL_SECONDS = 0.5
 """Interval at which a scan checks the progress of the source's first full scan."""
 PAYLOAD_HEADROOM_BYTES = 4096
@@ -83,15 +92,12 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
         if new_version <= version:
             summary.stale += 1
             continue
-        new_fields = change.fields
-        try:
-            fields = None if new_fields is None else encode(new_fields, "fields")
-        except InvalidPayload as error:
-            summary.rejected.append(f"{key!r:.60}: {error.message:.200}")
-            new_fields, fields = old_fields, None if old_fields is None else encode(old_fields, "fields")
+        new_fields, fields, problem = _encode_change(change, old_fields)
+        if problem is not None:
+            summary.rejected.append(f"{key!r:.60}: {problem}")
         rows.append({
             "source_id": source.id, "key": key, "tenant_id": source.tenant_id, "version": new_version,
-            "fields": fields, "updated_at": now,
+            "fields": fields, "problem": problem, "updated_at": now,
         })  # fmt: skip
         if decode(fields) == old_fields and version >= 0:
             summary.unchanged += 1
@@ -99,10 +105,21 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
             summary.changed += 1
             changed_fields[key] = new_fields
     if rows:
-        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "updated_at")), rows)
+        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "problem", "updated_at")), rows)
     if changed_fields:
         reconcile_items(tx, list_triggers_of_source(tx, source), changed_fields, now, summary)
     return summary
+
+
+def _encode_change(change: ItemChange, old_fields: dict[str, Any] | None) -> tuple[ItemFields, str | None, str | None]:
+    """Return the new fields of an item, their JSON, and the problem because of which these are the old ones, if any."""
+    problem = change.problem
+    if problem is None:
+        try:
+            return change.fields, None if change.fields is None else encode(change.fields, "fields"), None
+        except InvalidPayload as error:
+            problem = error.message[:300]
+    return old_fields, None if old_fields is None else encode(old_fields, "fields"), problem
 
 
 def ensure_items(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
@@ -117,26 +134,57 @@ def apply_poll_result(
 ) -> ChangeSummary:  # fmt: skip
     """Apply the changes found by a poll of a source, and store the cursor of the next poll."""
     if cursor is not None:
-        # Lock the source exclusively before its items: upgrading the lock later could deadlock with a transaction that
-        # shares it and waits for one of the items.
-        tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
-    summary = apply_changes(tx, source, changes, now)
-    if cursor is not None:
+        # Update the source before its items: upgrading the lock later could deadlock with a transaction that shares it
+        # and waits for one of the items.
         has_rejected_rows = sources.c.error_code == SOURCE_ROWS_REJECTED  # stays until the next full scan
         error_columns = {
             name: case((has_rejected_rows, sources.c[name]), else_=None) for name in ("error", "error_code")
         }
         tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, **error_columns))
+    return apply_changes(tx, source, changes, now) if changes else ChangeSummary()
+
+
+def apply_scanned_page(
+    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str, now: datetime, saves: bool
+) -> ChangeSummary:  # fmt: skip
+    """Apply those rows of a page that differ from the stored items; store the cursor if there are any, or `saves`.
+
+    So a full scan of an unchanged table reads only. The version of an equal item stays older than this read, which
+    matters only if a still older read with other values is applied later: the next read corrects it.
+    """
+    stored: dict[str, tuple[str | None, str | None]] = {}
+    for start in range(0, len(changes), MAX_KEYS_PER_STATEMENT):
+        keys = [change.key for change in changes[start : start + MAX_KEYS_PER_STATEMENT]]
+        query = select(items.c.key, items.c.fields, items.c.problem).where(
+            items.c.source_id == source.id, items.c.key.in_(keys)
+        )
+        stored |= {row.key: (row.fields, row.problem) for row in tx.execute(query)}
+    differing = [change for change in changes if _differs(change, stored.get(change.key))]
+    summary = apply_poll_result(tx, source, differing, cursor if differing or saves else None, now)
+    known_problems = {change.key for change in changes if change.problem is not None} - {c.key for c in differing}
+    summary.rejected += [f"{key!r:.60}: {stored[key][1]}" for key in sorted(known_problems)]
+    summary.unchanged += len(changes) - len(differing)
     return summary
 
 
-def mark_unseen_gone(tx: Transaction, source: Source, scan_started: int, limit: int, now: datetime) -> int:
-    """Mark up to `limit` items as gone that a full scan, started at `scan_started`, did not find; return how many."""
-    unseen = (items.c.source_id == source.id) & (items.c.version < scan_started) & items.c.fields.is_not(None)
-    keys = tx.execute(select(items.c.key).where(unseen).order_by(items.c.key).limit(limit)).scalars().all()
-    if keys:
-        apply_changes(tx, source, [ItemChange(key, scan_started, None) for key in keys], now)
-    return len(keys)
+def _differs(change: ItemChange, stored: tuple[str | None, str | None] | None) -> bool:
+    """Return whether a scanned row differs from the stored item."""
+    if stored is None:
+        return True
+    if change.problem is not None or stored[1] is not None:
+        return change.problem != stored[1]
+    try:
+        return stored != (orjson.dumps(change.fields).decode(), None)
+    except (TypeError, ValueError):
+        return True
+
+
+def list_known_keys(tx: Transaction, source_id: str, after: str | None, limit: int) -> list[str]:
+    """Return the keys of a source's items that are not gone, in key order."""
+    query = select(items.c.key).where(items.c.source_id == source_id, items.c.fields.is_not(None))
+    if after is not None:
+        query = query.where(items.c.key > after)
+    return list(tx.execute(query.order_by(items.c.key).limit(limit)).scalars())
 
 
 def lock_items(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
@@ -155,54 +203,86 @@ def reconcile_items(
 ) -> None:
     """Create, move and cancel jobs until they match the desired firings of these triggers for these locked items.
 
-    Counts are added to `observed`.
+    Records why desired firings are not planned. Counts are added to `observed`.
     """
     firings_by_item = _firings_by_item(tx, [trigger.id for trigger in triggers], list(fields_by_key))
-    new: dict[PlannedFiringKey, NewJob] = {}
-    cancel: dict[PlannedFiringKey, Firing] = {}
+    plan = _Plan({trigger.id: trigger for trigger in triggers}, firings_by_item)
     for trigger in triggers:
         for item, fields in fields_by_key.items():
             current = firings_by_item[trigger.id, item]
             wanted, value = trigger.rule.desired_firings(fields)
-            observed.unreadable += value is ColumnStatus.UNREADABLE
             steps = reconcile(wanted, current, trigger.revision, now, trigger.rule.grace)
+            observed.unreadable += value is ColumnStatus.UNREADABLE
             observed.late += len(steps.too_late)
-            cancel |= {(trigger.id, item, firing_key): current[firing_key] for firing_key in steps.cancel}
+            not_fired = {key: _describe_late(wanted[key], now) for key in steps.too_late}
+            if value is ColumnStatus.UNREADABLE:
+                not_fired[FiringKey(UNREADABLE_KEY)] = NotFired(
+                    "unreadable", trigger.rule.describe_unreadable(fields or {})
+                )
+            for firing_key in steps.cancel:
+                plan.cancel[trigger.id, item, firing_key] = current[firing_key]
             for firing_key, at in steps.create.items():
-                new[trigger.id, item, firing_key] = _new_job(trigger, item, firing_key, at, now)
-    _apply_plan(tx, {trigger.id: trigger for trigger in triggers}, new, cancel, firings_by_item, now, observed)
+                plan.new[trigger.id, item, firing_key] = build_job(trigger, item, firing_key, at, now)
+            for firing_key in {**current, **not_fired}:
+                known = current[firing_key].not_fired if firing_key in current else None
+                is_skipped = known is not None and known.reason == "skipped" and firing_key in wanted
+                if known != not_fired.get(firing_key) and not is_skipped:
+                    plan.not_fired[trigger.id, item, firing_key] = not_fired.get(firing_key)
+    _apply_plan(tx, plan, now, observed)
 
 
-def _apply_plan(
-    tx: Transaction, triggers: Mapping[str, Trigger], new: Mapping[PlannedFiringKey, NewJob],
-    cancel: Mapping[PlannedFiringKey, Firing],
-    previous: Mapping[tuple[str, str], Mapping[FiringKey, Firing]], now: datetime, observed: ChangeSummary,
-) -> None:  # fmt: skip
-    if not new and not cancel:
+def _describe_late(at: datetime, now: datetime) -> NotFired:
+    reason = "late" if now - at < LATE_WINDOW else "past"
+    return NotFired(reason, at.isoformat().replace("+00:00", "Z"))
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Changes to firings: new jobs, cancelled firings, and new reasons why nothing is planned (None: there is none)."""
+
+    triggers: Mapping[str, Trigger]
+    previous: Mapping[tuple[str, str], Mapping[FiringKey, Firing]]
+    new: dict[PlannedFiringKey, NewJob] = field(default_factory=dict)
+    cancel: dict[PlannedFiringKey, Firing] = field(default_factory=dict)
+    not_fired: dict[PlannedFiringKey, NotFired | None] = field(default_factory=dict)
+
+
+def _apply_plan(tx: Transaction, plan: _Plan, now: datetime, observed: ChangeSummary) -> None:
+    if not plan.new and not plan.cancel and not plan.not_fired:
         return
-    replaced = {firing.job_id: new.get(key) for key, firing in cancel.items() if firing.job_id is not None}
+    replaced = {firing.job_id: plan.new.get(key) for key, firing in plan.cancel.items() if firing.job_id is not None}
     prevented = withdraw_jobs(tx, replaced, now)
     for id_ in prevented:
         if (job := replaced[id_]) is not None:
             job.replaces = id_
     observed.cancelled += len(prevented)
-    inserted = insert_jobs(tx, list(new.values())) if new else set()
+    inserted = insert_jobs(tx, list(plan.new.values())) if plan.new else set()
     observed.created += len(inserted)
     rows = []
-    for key in {**cancel, **new}:
+    for key in {**plan.cancel, **plan.new, **plan.not_fired}:
         trigger_id, item, firing_key = key
-        old_firing, job = previous[trigger_id, item].get(firing_key), new.get(key)
-        planned = job if job is not None and job.id in inserted else None
-        fired_at = None if old_firing is None else old_firing.fired_at
-        if old_firing is not None and old_firing.at is not None and old_firing.job_id not in prevented:
-            fired_at = old_firing.at
+        trigger, old = plan.triggers[trigger_id], plan.previous[trigger_id, item].get(firing_key, Firing(at=None))
+        at, job_id, fired_at, history = old.at, old.job_id, old.fired_at, old.history
+        if key in plan.cancel or key in plan.new:
+            job = plan.new.get(key)
+            planned = job if job is not None and job.id in inserted else None
+            if old.at is not None:
+                has_fired = old.job_id not in prevented
+                fired_at = old.at if has_fired else fired_at
+                former = FormerJob(old.job_id or "", epoch_micros(old.at), has_fired)
+                history = (*history, former)[-MAX_FORMER_JOBS:]
+            at, job_id = (None, None) if planned is None else (planned.scheduled_at, planned.id)
+        not_fired = plan.not_fired.get(key, old.not_fired) if job_id is None else None
         rows.append({
             "trigger_id": trigger_id, "item": item, "step": firing_key.offset, "recipient": firing_key.recipient,
-            "tenant_id": triggers[trigger_id].tenant_id, "revision": triggers[trigger_id].revision,
-            "at": None if planned is None else planned.scheduled_at, "job_id": None if planned is None else planned.id,
-            "fired_at": fired_at,
+            "tenant_id": trigger.tenant_id, "revision": trigger.revision, "at": at, "job_id": job_id,
+            "fired_at": fired_at, "history": encode([list(job) for job in history], "history") if history else None,
+            "not_fired": None if not_fired is None else not_fired.reason,
+            "detail": None if not_fired is None else not_fired.detail,
+            "not_fired_at": None if not_fired is None else now,
         })  # fmt: skip
-    tx.execute(tx.dialect.upsert(firings, replace=("at", "job_id", "revision", "fired_at")), rows)
+    changed = ("at", "job_id", "revision", "fired_at", "history", "not_fired", "detail", "not_fired_at")
+    tx.execute(tx.dialect.upsert(firings, replace=changed), rows)
 
 
 def withdraw_jobs(tx: Transaction, successors: Mapping[str, NewJob | None], now: datetime) -> set[str]:
@@ -238,12 +318,15 @@ def _firings_by_item(
     matches = firings.c.trigger_id.in_(sorted(trigger_ids)) & firings.c.item.in_(keys)
     for row in tx.execute(select(firings).where(matches)):
         by_item[row.trigger_id, row.item][FiringKey(row.step, row.recipient)] = Firing(
-            at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at
-        )
+            at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at,
+            history=tuple(FormerJob(*entry) for entry in decode(row.history) or ()),
+            not_fired=None if row.not_fired is None else NotFired(row.not_fired, row.detail or ""),
+        )  # fmt: skip
     return by_item
 
 
-def _new_job(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime) -> NewJob:
+def build_job(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime) -> NewJob:
+    """Return the job of a firing, due at an instant."""
     action = trigger.action
     return NewJob(
         id=new_id(now), tenant_id=trigger.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
@@ -313,6 +396,7 @@ def prune_firings_and_items(tx: Transaction, now: datetime, limit: int) -> int:
     is_past = or_(firings.c.at < before, firings.c.at.is_(None)) & or_(
         firings.c.fired_at < before, firings.c.fired_at.is_(None)
     )
+    is_past &= or_(firings.c.not_fired_at < before, firings.c.not_fired_at.is_(None))
     live = select(jobs.c.id).where(jobs.c.id == firings.c.job_id).exists()
     deleted = 0
     for row in tx.execute(select(firings).where(is_past, ~live).limit(limit)).all():

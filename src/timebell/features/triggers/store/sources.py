@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, func, insert, select, tuple_, update
+from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
 
-from timebell.errors import Conflict, NotFound
+from timebell.errors import Conflict, InvalidInput, NotFound
 from timebell.features.triggers.model.trigger import (
     SOURCE_ROWS_REJECTED,
     SOURCE_UNAUTHORIZED,
@@ -28,12 +28,16 @@ from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import sources
 from timebell.store.transaction import JOBS, Transaction
 
+COLUMN_SAMPLE_SIZE = 20
 SOURCES = "sources"
 """Subject of notifications: a source is to be read."""
 
 
-def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bool) -> Source:
-    """Store a source; changed options reset its cursor. Raises Conflict (SOURCE_EXISTS, SOURCE_KIND_FIXED)."""
+def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bool, interval: float = 0.0) -> Source:
+    """Store a source; changed options reset its cursor. `interval` is that of its full scans, in seconds.
+
+    Raises Conflict (SOURCE_EXISTS, SOURCE_KIND_FIXED), InvalidInput (GRACE_TOO_SHORT).
+    """
     ensure_tenants(tx, {source.tenant_id}, now)
     row = tx.execute(
         select(sources)
@@ -59,7 +63,10 @@ def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bo
             existing=row.id, fix="Create another source.",
         )  # fmt: skip
     if decode(row.options) != source.options:
-        changed = {"options": options, "cursor": None, "updated_at": now}
+        for trigger in list_triggers_of_source(tx, source_from_row(row)):
+            if interval > 0 and trigger.rule.grace <= interval:
+                raise grace_too_short(trigger.name, trigger.rule.grace, interval)
+        changed = {"options": options, "cursor": None, "retry_at": None, "updated_at": now}
         tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
         tx.notify(SOURCES)
     return source_from_row(tx.execute(select(sources).where(sources.c.id == row.id)).one())
@@ -134,6 +141,12 @@ def record_failure(tx: Transaction, source_id: str, error: str, code: str) -> No
     tx.execute(update(sources).where(sources.c.id == source_id).values(error=error[:1000], error_code=code))
 
 
+def postpone_reads(tx: Transaction, source_id: str, until: datetime) -> None:
+    """Keep all nodes from reading a source before an instant; an earlier instant has no effect."""
+    is_earlier = or_(sources.c.retry_at.is_(None), sources.c.retry_at < until)
+    tx.execute(update(sources).where(sources.c.id == source_id, is_earlier).values(retry_at=until))
+
+
 def record_full_scan(
     tx: Transaction, source_id: str, cursor: str | None, now: datetime, storage_error: str | None = None
 ) -> None:
@@ -146,16 +159,29 @@ def record_full_scan(
     tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
 
 
-def list_items(tx: Transaction, source_id: str, limit: int, after: str | None) -> Page[Item]:
-    """Return a page of a source's items in key order, including those that are gone."""
+def list_items(
+    tx: Transaction, source_id: str, limit: int, after: str | None, *, rejected: bool = False
+) -> Page[Item]:  # fmt: skip
+    """Return a page of a source's items in key order, including those that are gone, or only the rejected ones."""
     query = select(items).where(items.c.source_id == source_id).order_by(items.c.key).limit(limit + 1)
+    if rejected:
+        query = query.where(items.c.problem.is_not(None))
     if after is not None:
         query = query.where(items.c.key > after)
     page = [
-        Item(key=row.key, version=row.version, fields=decode(row.fields), updated_at=row.updated_at)
+        Item(
+            key=row.key, version=row.version, fields=decode(row.fields), problem=row.problem, updated_at=row.updated_at
+        )
         for row in tx.execute(query)
     ]
     return Page(page[:limit], page[limit - 1].key if len(page) > limit else None)
+
+
+def list_known_columns(tx: Transaction, source_id: str) -> set[str]:
+    """Return the columns of some items of a source; empty if none is known."""
+    alive = (items.c.source_id == source_id) & items.c.fields.is_not(None)
+    sample = tx.execute(select(items.c.fields).where(alive).limit(COLUMN_SAMPLE_SIZE)).scalars()
+    return {column for fields in sample for column in decode(fields)}
 
 
 def count_items(tx: Transaction, source_id: str) -> int:
@@ -270,9 +296,18 @@ def source_from_row(row: Row[Any]) -> Source:
     """Return a row as a Source."""
     return Source(
         id=row.id, tenant_id=row.tenant_id, name=row.name, kind=row.kind, options=decode(row.options),
-        cursor=row.cursor, synced_at=row.synced_at, error=row.error, error_code=row.error_code,
+        cursor=row.cursor, synced_at=row.synced_at, error=row.error, error_code=row.error_code, retry_at=row.retry_at,
         orphaned_at=row.orphaned_at, orphaned_reason=row.orphaned_reason, created_at=row.created_at,
         created_by=row.created_by, updated_at=row.updated_at,
+    )  # fmt: skip
+
+
+def grace_too_short(trigger: str, grace: float, interval: float) -> InvalidInput:
+    """Return the error for a grace that a change which only a full scan finds may exceed."""
+    return InvalidInput(
+        f"The grace of the trigger {trigger!r:.80} is {grace:g} s, but its source is read completely only every"
+        f" {interval:g} s: a change that this read finds may be too late.",
+        code="GRACE_TOO_SHORT", fix=f"Use a grace of more than {interval:g} s, or read the source more often.",
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from timebell.store.types import Id, Instant
 
 _HAS_JOB = text("job_id IS NOT NULL")
 _NOTIFIED = text("notified_at IS NOT NULL")
+_HAS_PROBLEM = text("problem IS NOT NULL")
 
 # Last known rows of a source.
 items = Table(
@@ -24,7 +25,10 @@ items = Table(
     Column("updated_at", Instant, nullable=False),
     # When a webhook reported a change; NULL once the item was read again.
     Column("notified_at", Instant),
+    # Why the current row is rejected, with the value; NULL if the fields are those of the current row.
+    Column("problem", Text),
     Index("timebell_items_notified", "source_id", "key", postgresql_where=_NOTIFIED, sqlite_where=_NOTIFIED),
+    Index("timebell_items_problem", "source_id", "key", postgresql_where=_HAS_PROBLEM, sqlite_where=_HAS_PROBLEM),
 )
 
 triggers = Table(
@@ -61,6 +65,12 @@ firings = Table(
     Column("job_id", Id),
     Column("revision", Integer, nullable=False),
     Column("fired_at", Instant),
+    # JSON list of the latest jobs before this one: id, instant in microseconds since 1970, whether it fired.
+    Column("history", Text),
+    # Why nothing is planned: `late`, `past`, `unreadable` or `skipped`; the value or instant; and when that was found.
+    Column("not_fired", String(20)),
+    Column("detail", Text),
+    Column("not_fired_at", Instant),
     Index("timebell_firings_job", "job_id", unique=True, postgresql_where=_HAS_JOB, sqlite_where=_HAS_JOB),
 )
 

@@ -270,6 +270,10 @@ def upgrade() -> None:
         sa.Column("job_id", Id),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("fired_at", Instant),
+        sa.Column("history", sa.Text()),
+        sa.Column("not_fired", sa.String(20)),
+        sa.Column("detail", sa.Text()),
+        sa.Column("not_fired_at", Instant),
     )
     op.create_index("timebell_firings_job", "timebell_firings", ["job_id"], unique=True, **_where("job_id IS NOT NULL"))
     op.create_table(
@@ -292,10 +296,12 @@ def upgrade() -> None:
         sa.Column("fields", sa.Text()),
         sa.Column("updated_at", Instant, nullable=False),
         sa.Column("notified_at", Instant),
+        sa.Column("problem", sa.Text()),
     )
     op.create_index(
         "timebell_items_notified", "timebell_items", ["source_id", "key"], **_where("notified_at IS NOT NULL")
     )
+    op.create_index("timebell_items_problem", "timebell_items", ["source_id", "key"], **_where("problem IS NOT NULL"))
     op.create_table(
         "timebell_jobs",
         *_job_columns(live=True),
@@ -552,6 +558,7 @@ def upgrade() -> None:
         sa.Column("synced_at", Instant),
         sa.Column("error", sa.Text()),
         sa.Column("error_code", sa.String(100)),
+        sa.Column("retry_at", Instant),
         sa.Column("orphaned_at", Instant),
         sa.Column("orphaned_reason", sa.Text()),
         sa.Column("created_at", Instant, nullable=False),

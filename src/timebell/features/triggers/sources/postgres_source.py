@@ -1,0 +1,119 @@
+"""Read-only access to PostgreSQL sources.
+
+Dates and times are read as text, so a date beyond the range of Python (the year 20260, BC, infinity) is only an
+unreadable value of its row, and not an error of the driver that hides all rows of a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import date, datetime
+from typing import Any
+from weakref import WeakSet
+
+import asyncpg
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from timebell.store.dialects.postgres import store as postgres
+from timebell.store.dialects.postgres.server import PostgresServer
+
+SESSION_SETTINGS = {**postgres.SESSION_SETTINGS, "DateStyle": "ISO", "TimeZone": "UTC"}
+PROBE_TIMEOUT_SECONDS = 2.0
+
+
+class PostgresDatabase:
+    """A PostgreSQL database, read through a small pool."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engine: AsyncEngine | None = None
+        self._configured: WeakSet[Any] = WeakSet()
+
+    async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
+        """Return the rows of a query with `:name` parameters, or only the first one."""
+        if self._engine is None:
+            self._engine = postgres.engine_for(
+                PostgresServer(self._url), pool_size=2, read_only=True, settings=SESSION_SETTINGS
+            )
+        compiled = text(query).compile(dialect=self._engine.dialect)
+        arguments = [parameters[name] for name in compiled.positiontup or ()]
+        async with self._engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            if driver not in self._configured:
+                await _read_times_as_text(driver)
+                self._configured.add(driver)
+            if first:
+                row = await driver.fetchrow(compiled.string, *arguments)
+                return [] if row is None else [dict(row)]
+            return [dict(row) for row in await driver.fetch(compiled.string, *arguments)]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._engine is not None:
+            await self._engine.dispose()
+            self._engine = None
+
+
+class Listener:
+    """A connection that receives notifications of changed keys. It is replaced when it does not answer."""
+
+    def __init__(self, url: str, channel: str) -> None:
+        self._url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+        self._channel = channel
+        self._connection: asyncpg.Connection[Any] | None = None
+
+    async def ensure_listening(self, on_change: Callable[[str | None], None]) -> bool:
+        """Check the connection, or open one; return whether it is a new one."""
+        if self._connection is not None:
+            try:
+                await self._connection.execute("SELECT 1", timeout=PROBE_TIMEOUT_SECONDS)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                self.close()
+            else:
+                return False
+        connection = await asyncpg.connect(self._url, timeout=5)
+        try:
+            await connection.add_listener(self._channel, lambda *args: on_change(str(args[-1])))
+        except BaseException:  # the connection is open, but does not listen
+            connection.terminate()
+            raise
+        connection.add_termination_listener(lambda _: on_change(None))
+        self._connection = connection
+        return True
+
+    def close(self) -> None:
+        """Close the connection without waiting for the server."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+
+async def _read_times_as_text(connection: asyncpg.Connection[Any]) -> None:
+    for name, decode in (("timestamptz", _parse_instant), ("timestamp", _parse_instant), ("date", _parse_date)):
+        await connection.set_type_codec(
+            name, schema="pg_catalog", encoder=_format_time, decoder=decode, format="text"
+        )  # fmt: skip
+
+
+def _format_time(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _parse_instant(value: str) -> datetime | str:
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        return value
+
+
+def _parse_date(value: str) -> date | str:
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        return value
+
+
+READ_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.IncompleteReadError)
+"""Errors of the server or the connection; other errors are those of a value."""

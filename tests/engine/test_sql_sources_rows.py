@@ -1,0 +1,254 @@
+"""Rows that a database accepts and Timebell cannot use: they stop no other row, and are listed with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import MariaDB, Postgres
+from timebell import Timebell
+from timebell.errors import InvalidInput
+from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources.sql_table import SqlTable
+
+from .test_sql_sources import Rows, follow, pending, soon, until
+
+FAR_DATES = ("20260-05-01", "0044-03-15 BC", "infinity", "-infinity")
+
+
+def test_dates_beyond_pythons_range_do_not_stop_other_rows(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        at = soon(hours=1)
+        for number in range(10):
+            await rows.put(number, at)
+        for number, text in enumerate(FAR_DATES):
+            await rows.write(f"UPDATE duty_schedules SET start_at = '{text}' WHERE id = {number}")
+        await follow(app, rows)
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(lambda: _planned(app, set(range(4, 10))))
+                fields = {item.key: item.fields for item in await app.triggers.list_items("shifts")}
+                assert fields["0"]["start_at"].startswith("20260-05-01")  # type: ignore[index]
+                assert (await app.triggers.get_source("shifts")).state == "ready"
+                await rows.put(0, at)  # corrected
+                await until(lambda: _planned(app, {0, *range(4, 10)}))
+        finally:
+            await app.close()
+
+    _run(body(), postgres, url)
+
+
+async def _planned(app: Timebell, keys: set[int]) -> bool:
+    return {int(key) for key, _ in await pending(app)} == keys
+
+
+def test_a_column_that_no_row_has_and_a_short_grace_are_refused(tmp_path: Path) -> None:
+    async def body() -> None:
+        rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        await rows.put(1, soon(hours=1))
+        await follow(app, rows, everySeconds=400)
+        try:
+            assert (await app.triggers.get("reminder")).rule.grace == 800
+            async with app.running(heartbeat=0.1):
+                await until(lambda: _planned(app, {1}))
+            for options, code, text in (
+                ({"column": "startAt"}, "UNKNOWN_COLUMN", "Did you mean start_at?"),
+                ({"column": "start_at", "recipients": "user"}, "UNKNOWN_COLUMN", "Did you mean users?"),
+                ({"column": "start_at", "grace": 300}, "GRACE_TOO_SHORT", "400 s"),
+            ):
+                with pytest.raises(InvalidInput) as refused:
+                    await app.triggers.put("other", "shifts", topic="t", **options)  # type: ignore[arg-type]
+                assert (refused.value.code, text in str(refused.value)) == (code, True)
+            with pytest.raises(InvalidInput) as refused:
+                await app.triggers.put_source(
+                    "shifts", "sql", {"url": rows.url, "table": "duty_schedules", "everySeconds": 900}
+                )
+            assert refused.value.code == "GRACE_TOO_SHORT"
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_a_text_in_another_encoding_is_listed_and_does_not_stop_other_rows(tmp_path: Path, postgres: Postgres) -> None:
+    server_url = postgres.create_database()
+    url = server_url.rsplit("/", 1)[0] + "/other_encoding"
+
+    async def body() -> None:
+        admin = Rows(server_url)
+        await admin.write("DROP DATABASE IF EXISTS other_encoding")
+        await admin.write(
+            "CREATE DATABASE other_encoding ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        )
+        rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        for number in range(5):
+            await rows.put(number, soon(hours=1))
+        await rows.write(r"UPDATE duty_schedules SET status = E'caf\xe9' WHERE id = 2")
+        await follow(app, rows)
+
+        async def listed() -> list[tuple[str, str | None]]:
+            page = await app.triggers.list_items("shifts", rejected=True)
+            return [(item.key, item.problem) for item in page]
+
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(lambda: _planned(app, {0, 1, 3, 4}))
+                await until(listed)
+                ((key, problem),) = await listed()
+                assert (key, "invalid byte sequence" in str(problem)) == ("2", True)
+                source = await app.triggers.get_source("shifts")
+                assert "A row is rejected" in str(source.error)
+                await rows.write("UPDATE duty_schedules SET status = 'on' WHERE id = 2")
+                await until(lambda: _planned(app, set(range(5))))
+                assert await listed() == []
+        finally:
+            await app.close()
+            await admin.write("DROP DATABASE other_encoding WITH (FORCE)")
+
+    _run(body(), postgres, server_url)
+
+
+def test_binary_and_null_keys_are_read_in_pages(tmp_path: Path, postgres: Postgres, mariadb: MariaDB) -> None:
+    for server, key_type, keys in (
+        (postgres, "bytea", [f"'\\x0{n}ff'" for n in range(7)]),
+        (mariadb, "binary(2)", [f"x'0{n}ff'" for n in range(7)]),
+    ):
+        url = server.create_database()
+
+        async def body(url: str = url, key_type: str = key_type, keys: list[str] = keys) -> None:
+            rows = Rows(url)
+            await rows.write(f"CREATE TABLE shifts (id {key_type} NULL, start_at text)")
+            for key in [*keys, "NULL"]:
+                await rows.write(f"INSERT INTO shifts VALUES ({key}, '2040-01-01')")
+            adapter = create_adapter("sql", {"url": url, "table": "shifts"})
+            pages = [await adapter.read_page(None, 3)]
+            while (cursor := pages[-1].cursor) is not None:
+                pages.append(await adapter.read_page(cursor, 3))
+            assert [key for page in pages for key in page.rows] == [f"0{n}ff" for n in range(7)]
+            assert pages[-1].problems == {"": "1 rows have no id."}
+            assert set(await adapter.read_rows(["03ff", "zz", "0"])) == {"03ff"}
+            await adapter.close()
+
+        _run(body(), server, url)
+
+
+def test_names_with_capitals_and_spaces_are_used_as_written(
+    postgres: Postgres, mariadb: MariaDB, tmp_path: Path
+) -> None:
+    places: list[tuple[Any, str]] = [(postgres, '"'), (mariadb, "`"), (None, '"')]
+    for server, mark in places:
+        url = f"sqlite:///{tmp_path}/theirs.db" if server is None else server.create_database()
+
+        async def body(url: str = url, mark: str = mark) -> None:
+            rows = Rows(url)
+            table, key = f"{mark}Duty Shift{mark}", f"{mark}shiftId{mark}"
+            await rows.write(f"CREATE TABLE {table} ({key} integer primary key, start_at text)")
+            await rows.write(f"INSERT INTO {table} VALUES (1, '2040-01-01'), (2, '2040-01-01')")
+            options = {"url": url, "table": "Duty Shift", "key": "shiftId"}
+            adapter = create_adapter("sql", {**options, "changes": "cursor", "cursor": "shiftId"})
+            assert list((await adapter.read_page("1", 5)).rows) == ["2"]
+            assert list(await adapter.read_rows(["2", "3"])) == ["2"]
+            start = await adapter.read_changes(None, 5)
+            assert start is not None
+            await rows.write(f"INSERT INTO {table} VALUES (3, '2040-01-01')")
+            found = await adapter.read_changes(start.cursor, 5)
+            assert found is not None
+            assert "3" in found.rows
+            await adapter.close()
+
+        asyncio.run(body())
+        if server is not None:
+            server.drop_database(url)
+
+
+def test_a_sequence_number_that_commits_late_is_found_by_the_cursor(postgres: Postgres) -> None:
+    """A takes a number, B takes the next one and commits; A commits later."""
+    url = postgres.create_database()
+
+    async def body() -> None:
+        import asyncpg
+
+        rows, first = Rows(url), await asyncpg.connect(url)
+        await rows.write("CREATE TABLE shifts (id bigserial primary key, start_at text)")
+        adapter = create_adapter("sql", {"url": url, "table": "shifts", "changes": "cursor", "cursor": "id"})
+        page = await adapter.read_changes(None, 10)
+        assert page is not None
+        begun = first.transaction()
+        await begun.start()
+        await first.execute("INSERT INTO shifts (start_at) VALUES ('2040-01-01')")
+        await rows.write("INSERT INTO shifts (start_at) VALUES ('2040-01-01')")
+        found = set[str]()
+        for _ in range(3):
+            page = await adapter.read_changes(page.cursor, 10)
+            assert page is not None
+            found |= page.rows.keys()
+        assert found == {"2"}
+        await begun.commit()
+        page = await adapter.read_changes(page.cursor, 10)
+        assert page is not None
+        assert "1" in page.rows
+        await first.close()
+        await adapter.close()
+
+    _run(body(), postgres, url)
+
+
+def test_the_outbox_records_changes_of_joined_tables_in_commit_order(postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        import asyncpg
+
+        rows = Rows(url)
+        await rows.write('CREATE TABLE "Shift" ("shiftId" integer primary key, start_at timestamptz)')
+        await rows.write("CREATE TABLE participants (shift_id integer, person text)")
+        options = {
+            "url": url, "table": "Shift", "key": "shiftId", "changes": "outbox",
+            "joined": [{"table": "participants", "key": "shift_id"}],
+        }  # fmt: skip
+        adapter = SqlTable(options)
+        await rows.write(adapter.install_sql())
+        await rows.write(adapter.install_sql())  # again
+        await rows.write('INSERT INTO "Shift" SELECT n, now() FROM generate_series(1, 5) n')
+        start = await adapter.read_changes(None, 10)
+        assert start is not None
+        late = await asyncpg.connect(url)
+        begun = late.transaction()
+        await begun.start()
+        await late.execute("INSERT INTO participants VALUES (1, 'ana')")
+        await rows.write("INSERT INTO participants VALUES (2, 'bo')")
+        await rows.write('DELETE FROM "Shift" WHERE "shiftId" = 3')
+        page = await adapter.read_changes(start.cursor, 10)
+        assert page is not None
+        assert page.rows == {}, "a change behind a running transaction is read before it"
+        await begun.commit()
+        page = await adapter.read_changes(page.cursor, 10)
+        assert page is not None
+        assert (set(page.rows), page.deleted) == ({"1", "2"}, ("3",))
+        assert (await adapter.read_changes(page.cursor, 10)) is not None
+        await late.close()
+        await adapter.close()
+        await rows.write(adapter.uninstall_sql())
+        left = await asyncpg.connect(url)
+        assert await left.fetchval("SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal") == 0
+        assert await left.fetchval("SELECT to_regclass('timebell_changes')") is None
+        await left.close()
+
+    _run(body(), postgres, url)
+
+
+def _run(test: Any, server: Any, url: str) -> None:
+    try:
+        asyncio.run(asyncio.wait_for(test, timedelta(seconds=50).total_seconds()))
+    finally:
+        server.drop_database(url)
