@@ -17,6 +17,7 @@ from timebell.features.campaigns.model.campaign import (
     QuietHoursPolicy,
     RecipientCounts,
 )
+from timebell.features.campaigns.model.health import Health
 from timebell.model import mapping
 from timebell.model.mapping import FieldMapping
 from timebell.recurrence import Zone, resolve_local, zone
@@ -30,7 +31,7 @@ _CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl")
 OPTION_NAMES = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceFormat", "contentType",
+    "approveAbove", "audienceFormat", "contentType", "maxErrorRate",
 )  # fmt: skip
 
 
@@ -72,6 +73,8 @@ class CampaignPlan:
     approve_above: int | None = None
     audience_pinned: bool = False
     """Select the recipients when the campaign is created, not when it starts; consent is checked when sending."""
+    max_error_rate: float = 0.25
+    """Pause if more than this share of the recent messages was refused, apart from dead tokens; 1: never."""
     content_live: bool = False
     """The message may be edited during sending; chunks already sent keep the old message."""
 
@@ -99,6 +102,7 @@ class CampaignPlan:
             max_change=_fraction(values, "maxChange", 1000.0),
             approve_above=_integer(values, "approveAbove", 0, 10**12),
             audience_pinned=_one_of(values, "audienceFormat", ("live", "pinned")) == "pinned",
+            max_error_rate=0.25 if (rate := _fraction(values, "maxErrorRate", 1.0)) is None else rate,
             content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
         )  # fmt: skip
         if plan.notification_id is not None:
@@ -130,6 +134,7 @@ class CampaignPlan:
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
             "audienceFormat": "pinned" if self.audience_pinned else None,
             "contentType": "live" if self.content_live else None,
+            "maxErrorRate": self.max_error_rate,
         }  # fmt: skip
         return {name: value for name, value in options.items() if value is not None}
 
@@ -294,6 +299,12 @@ class Campaign:
     excluded: dict[str, int] = field(default_factory=dict)
     """Numbers of recipients excluded so far, by ExclusionReason."""
     pinned_at: datetime | None = None
+    registered: int | None = None
+    """Devices that were registered when the campaign started."""
+    all_opened: bool = False
+    """True once every recipient is in an opened chunk or excluded, and `excluded` is exact."""
+    possible_duplicates: int = 0
+    health: Health = field(default_factory=Health)
 
     @property
     def filters(self) -> Filters:
@@ -315,8 +326,14 @@ class Campaign:
 
     @property
     def all_chunks_opened(self) -> bool:
-        """True once every recipient is in an opened chunk or excluded."""
-        return self.started_at is not None and all(progress.done for progress in self.zone_progress)
+        """True once no job is needed to open more chunks."""
+        return self.all_opened and all(progress.done for progress in self.zone_progress)
+
+    def final_state(self) -> CampaignState:
+        """Return the state in which the campaign ends, by its results."""
+        if self.opened and not self.accepted:
+            return CampaignState.FAILED
+        return CampaignState.PARTLY_SENT if self.unknown + self.unsent else CampaignState.COMPLETED
 
     def counts(self) -> RecipientCounts:
         """Return the counts of the recipients in opened chunks."""

@@ -81,7 +81,7 @@ class PushTarget:
     def __init__(self, provider: Callable[[], Provider], now: Callable[[], datetime]) -> None:
         self._create_provider, self._now = provider, now
         self._provider: Provider | None = None
-        self._warming: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[PushResult | None] | None = None
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Validate options.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, select, true, update
+from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, null, select, true, update
 
 from timebell.features.campaigns.model.audience import Device, Filters, encode_sorted, hash_token
 from timebell.features.campaigns.model.campaign import ExclusionReason
@@ -162,12 +162,13 @@ def count_by_timezone(
     return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
 
 
-def count_excluded(
-    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool]
-) -> dict[str, int]:  # fmt: skip
-    """Return the number of devices under `where` that the filters exclude, by ExclusionReason; each counts once."""
-    if filters == Filters():
-        return {}
+def count_by_reason(
+    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool], by_timezone: bool = False
+) -> dict[tuple[ExclusionReason | None, str | None], int]:  # fmt: skip
+    """Return the number of devices under `where` by the reason why the filters exclude them, None if they match.
+
+    Each device counts once. The second part of the key is its time zone if `by_timezone`, otherwise None.
+    """
     passes_filters: Any = and_(*audience_conditions(tenant_id, replace(filters, push_on=False, marketing_on=False)))
     accepts_push: Any = d.push_on if filters.push_on else true()
     accepts_marketing: Any = d.marketing_on if filters.marketing_on else true()
@@ -176,9 +177,12 @@ def count_excluded(
         (and_(passes_filters, accepts_push), literal(ExclusionReason.MARKETING_OFF.value)),
         (passes_filters, literal(ExclusionReason.PUSH_OFF.value)), else_=literal(ExclusionReason.FILTERS.value),
     ).label("why")  # fmt: skip
-    classified = select(reason).where(d.tenant_id == tenant_id, *where).subquery()
-    rows = tx.execute(select(classified.c.why, func.count().label("count")).group_by(classified.c.why))
-    return {row._mapping["why"]: row._mapping["count"] for row in rows if row._mapping["why"]}
+    # Zones matter only for recipients: the others are one group per reason.
+    zone = (case((reason == "", d.timezone)) if by_timezone else null()).label("zone")
+    classified = select(reason, zone).where(d.tenant_id == tenant_id, *where).subquery()
+    columns = (classified.c.why, classified.c.zone)
+    rows = tx.execute(select(*columns, func.count().label("many")).group_by(*columns))
+    return {(ExclusionReason(row.why) if row.why else None, row.zone): row.many for row in rows}
 
 
 def topic_has_devices(tx: Transaction, tenant_id: str, topic: str) -> bool:
