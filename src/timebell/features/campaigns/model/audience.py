@@ -125,8 +125,16 @@ def validate_device(registration: Mapping[str, Any]) -> dict[str, Any]:
     if "topics" in device:
         device["topics"] = _parse_topics(device["topics"])
     if "attributes" in device:
-        device["attributes"] = validate_attributes(device["attributes"] or {}, "INVALID_DEVICE")
+        device["attributes"] = _parse_attribute_changes(device["attributes"])
     return device
+
+
+def _parse_attribute_changes(attributes: Any) -> dict[str, Any]:
+    """Return the attributes to set, and those to remove with the value None. Raises InvalidInput (INVALID_DEVICE)."""
+    if not isinstance(attributes, Mapping):
+        return validate_attributes(attributes or {}, "INVALID_DEVICE")
+    validate_attributes({name: value for name, value in attributes.items() if value is not None}, "INVALID_DEVICE")
+    return dict(attributes)
 
 
 def validate_attributes(attributes: Any, code: str = "INVALID_FILTER") -> dict[str, Any]:

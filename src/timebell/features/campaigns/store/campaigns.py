@@ -134,8 +134,9 @@ def create_for_occurrence(
 def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> None:
     """Check that the audience exists and the topic has devices.
 
-    Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE): the campaign would have no recipients.
+    Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE, INVALID_FILTER): the campaign would have no recipients.
     """
+    device_rows.check_attribute_types(tx, tenant_id, plan.filters)
     audience = plan.filters.audience
     matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
     if audience is not None and tx.execute(select(audiences.c.name).where(matches)).first() is None:

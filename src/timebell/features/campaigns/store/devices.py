@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, null, select, true, update
 
+from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.audience import Device, Filters, encode_sorted, hash_token
 from timebell.features.campaigns.model.campaign import ExclusionReason
 from timebell.features.campaigns.store.tables import devices, members, notifications
@@ -19,6 +20,8 @@ from timebell.store.jobs import repository
 from timebell.store.transaction import Transaction
 
 d = devices.c
+ATTRIBUTE_SAMPLE_SIZE = 20
+"""Devices whose attributes are compared with a filter."""
 _KEY = ("tenant_id", "token_hash")
 _IMMUTABLE_COLUMNS = ("id", "token", "created_at", *_KEY)
 _MUTABLE_COLUMNS = tuple(column.name for column in devices.columns if column.name not in _IMMUTABLE_COLUMNS)
@@ -29,7 +32,8 @@ def register_devices(
 ) -> int:
     """Insert or update devices from (token, validated fields); return the number of new devices.
 
-    Fields that are not specified for a known device stay unchanged.
+    Fields that are not specified for a known device stay unchanged, and so do attributes; an attribute that is None is
+    removed.
     """
     repository.ensure_tenants(tx, {tenant_id}, now)
     fields_by_hash: dict[str, dict[str, Any]] = {}
@@ -37,11 +41,16 @@ def register_devices(
     for token, fields in registrations:
         hashed = hash_token(token)
         tokens[hashed] = token
-        fields_by_hash.setdefault(hashed, {}).update(fields)
+        known = fields_by_hash.setdefault(hashed, {})
+        attributes = {**known.get("attributes", {}), **fields.get("attributes", {})}
+        known.update(fields, attributes=attributes)
     existing = _find_by_hash(tx, tenant_id, fields_by_hash, lock=True)
     rows = []
     for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
-        device = replace(existing.get(hashed) or Device(id=id_, token=tokens[hashed]), **fields)
+        device = existing.get(hashed) or Device(id=id_, token=tokens[hashed])
+        attributes = {**device.attributes, **fields["attributes"]}
+        fields["attributes"] = {name: value for name, value in attributes.items() if value is not None}
+        device = replace(device, **fields)
         rows.append(_device_to_row(tenant_id, device, hashed, now))
     if rows:
         tx.execute(tx.dialect.upsert(devices, key=_KEY, replace=_MUTABLE_COLUMNS), rows)
@@ -145,6 +154,12 @@ def list_devices(
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
+def count_audience(tx: Transaction, tenant_id: str, filters: Filters) -> dict[str | None, int]:
+    """Return the number of devices by time zone for filters of a user. Raises InvalidInput (INVALID_FILTER)."""
+    check_attribute_types(tx, tenant_id, filters)
+    return count_by_timezone(tx, tenant_id, filters)
+
+
 def count_devices(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> int:
     """Return the number of devices in an audience."""
     return int(tx.execute(select(func.count()).where(*audience_conditions(tenant_id, filters, cutoff))).scalar_one())
@@ -183,6 +198,29 @@ def count_by_reason(
     columns = (classified.c.why, classified.c.zone)
     rows = tx.execute(select(*columns, func.count().label("many")).group_by(*columns))
     return {(ExclusionReason(row.why) if row.why else None, row.zone): row.many for row in rows}
+
+
+def check_attribute_types(tx: Transaction, tenant_id: str, filters: Filters) -> None:
+    """Check that attributes of filters have the type of the devices' attributes. Raises InvalidInput (INVALID_FILTER).
+
+    A filter of another type, such as 42 for a text "42", would match no device. Attributes that no device has pass.
+    """
+    for name, value in filters.attributes.items():
+        has_attribute = _contains_exactly(d.attributes, f"{encode_sorted(name)}:")
+        query = select(d.attributes).where(d.tenant_id == tenant_id, has_attribute).limit(ATTRIBUTE_SAMPLE_SIZE)
+        stored = [decode(text).get(name) for text in tx.execute(query).scalars()]
+        kinds = {_describe_type(each) for each in stored if each is not None}
+        if kinds and _describe_type(value) not in kinds:
+            example = next(each for each in stored if each is not None)
+            raise InvalidInput(
+                f"{name:.60} is {_describe_type(example)}, such as {encode_sorted(example):.60}, but the filter is "
+                f"{_describe_type(value)}: {encode_sorted(value):.60}.",
+                code="INVALID_FILTER", fix="Use a value of the same type, or register the attribute with another type.",
+            )  # fmt: skip
+
+
+def _describe_type(value: Any) -> str:
+    return "a boolean" if isinstance(value, bool) else "a text" if isinstance(value, str) else "a number"
 
 
 def topic_has_devices(tx: Transaction, tenant_id: str, topic: str) -> bool:
