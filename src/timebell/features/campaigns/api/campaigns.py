@@ -50,6 +50,22 @@ class MessageIn(RequestBody):
     ] = None
     ttl: Annotated[int | None, Field(ge=0, le=28 * 86_400)] = None
     collapse_key: Annotated[str | None, Field(max_length=200)] = None
+    translations: Annotated[
+        dict[str, Json] | None, Field(description='Texts by language: {"ko": {"title": "...", "body": "..."}}.')
+    ] = None
+    image: Annotated[str | None, Field(max_length=2048, description="https URL.")] = None
+    sound: Annotated[str | None, Field(max_length=200, description="default, or a sound of the app.")] = None
+    badge: Annotated[int | None, Field(ge=0)] = None
+    priority: Literal["high", "normal"] | None = None
+    channel: Annotated[str | None, Field(max_length=200, description="Android notification channel.")] = None
+    link: Annotated[str | None, Field(max_length=2048, description="https URL; also sent as data.link.")] = None
+    actions: Annotated[
+        list[dict[str, Json]] | None, Field(description='Buttons on the web: [{"action": "open", "title": "Open"}].')
+    ] = None
+    analytics_label: Annotated[str | None, Field(max_length=50)] = None
+    android: Annotated[dict[str, Json] | None, Field(description="Fields of FCM's AndroidConfig.")] = None
+    apns: Annotated[dict[str, Json] | None, Field(description="Fields of FCM's ApnsConfig.")] = None
+    webpush: Annotated[dict[str, Json] | None, Field(description="Fields of FCM's WebpushConfig.")] = None
     notification_id: Annotated[str | None, Field(max_length=500)] = None
     filters: Annotated[
         dict[str, Json] | None,
@@ -373,9 +389,12 @@ async def test_campaign(id: Id, body: CampaignTestIn, ctx: Context) -> Response:
 
 
 @routes.get("/campaigns/{id}/preview", response_model=MessagePreview, **read_route())
-async def preview_campaign(id: Id, ctx: Context) -> Response:
-    """Return the exact FCM request for one device."""
-    return json_response({"request": await ctx.app.campaigns.preview(id, tenant_id=ctx.tenant_id)})
+async def preview_campaign(
+    id: Id, ctx: Context, user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None
+) -> Response:  # fmt: skip
+    """Return the exact FCM request for the first device of a user, or for an example whose placeholders are empty."""
+    request = await ctx.app.campaigns.preview(id, user_id=user_id, tenant_id=ctx.tenant_id)
+    return json_response({"request": request})
 
 
 @routes.get("/campaigns/{id}/timetable", response_model=TimetableOut, **read_route())

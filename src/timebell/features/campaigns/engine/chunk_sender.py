@@ -207,13 +207,18 @@ async def _sleep(seconds: float) -> None:
 
 
 def _build_messages(campaign: Campaign, recipients: Sequence[Recipient], now: datetime) -> list[Message]:
-    """Return one message per recipient; content with the same notification id is encoded once."""
+    """Return one message per recipient; content that is the same for several recipients is encoded once."""
     encoded: dict[str, EncodedContent] = {}
     messages = []
+    is_personal = campaign.plan.is_personal
     for recipient in recipients:
         notification_id = campaign.plan.notification_id_for(
             campaign.id, campaign.schedule_id, recipient.id, recipient.user_id
         )
+        if is_personal:
+            content = build_content(campaign.plan.personalize(recipient.values), notification_id)
+            messages.append(Message("token", recipient.token, EncodedContent(content, now)))
+            continue
         if notification_id not in encoded:
             encoded[notification_id] = EncodedContent(build_content(campaign.plan, notification_id), now)
         messages.append(Message("token", recipient.token, encoded[notification_id]))

@@ -23,7 +23,13 @@ from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, ERRORS, REFUSED, UNKNOWN, UNSENT
 from timebell.features.campaigns.store.start import start_when_due
 from timebell.features.campaigns.store.tables import campaigns, chunks, deliveries, devices
-from timebell.features.campaigns.store.walk import Recipient, next_due_zone, select_recipients
+from timebell.features.campaigns.store.walk import (
+    Recipient,
+    next_due_zone,
+    recipient_columns,
+    recipient_from_row,
+    select_recipients,
+)
 from timebell.store.transaction import Transaction
 
 POST_BATCH_SIZE = 100
@@ -213,12 +219,12 @@ def _resume_chunk(tx: Transaction, campaign: Campaign, chunk: Row[Any], attempt:
     if chunk.state == SENDING:
         _record_lost(tx, campaign, chunk, unfinished & (deliveries.c.recipient <= chunk.posted_to))
     query = (
-        select(deliveries.c.recipient.label("id"), devices.c.token, devices.c.user_id)
+        select(deliveries.c.recipient.label("id"), *recipient_columns(campaign))
         .outerjoin(devices, devices.c.id == deliveries.c.recipient)
         .where(unfinished)
         .order_by(deliveries.c.recipient)
     )
-    found = [Recipient(**row._mapping) for row in tx.execute(query)]
+    found = [recipient_from_row(campaign, row) for row in tx.execute(query)]
     recipients = [recipient for recipient in found if recipient.token is not None]
     removed = [
         DeliveryResult(recipient, REFUSED, "DEVICE_REMOVED", was_posted=False)

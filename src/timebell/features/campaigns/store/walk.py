@@ -10,25 +10,60 @@ registered device under the reason why it was excluded, so that the counts add u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, false, func, or_, select
+from sqlalchemy import ColumnElement, Row, false, func, or_, select
 
 from timebell.features.campaigns.model.campaign import ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import Campaign, ZoneProgress, next_zone, plan_zones
+from timebell.features.campaigns.model.personalization import ATTRIBUTE_ROOT
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.tables import deliveries, devices
+from timebell.model.payload import decode
 from timebell.store.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A recipient of a chunk: the id and token of a device."""
+    """A recipient of a chunk: the id and token of a device.
+
+    `values` are those of the placeholders in a personal message, {} otherwise.
+    """
 
     id: str
     token: str
     user_id: str | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+_RECIPIENT_COLUMNS = (devices.c.token, devices.c.user_id)
+_VALUE_COLUMNS = ("platform", "gender", "age", "language", "timezone", "attributes")
+
+
+def recipient_columns(campaign: Campaign) -> list[ColumnElement[Any]]:
+    """Return the columns of devices that `recipient_from_row` needs beside `id`."""
+    more = [devices.c[name] for name in _VALUE_COLUMNS] if campaign.plan.is_personal else []
+    return [*_RECIPIENT_COLUMNS, *more]
+
+
+def recipient_from_row(campaign: Campaign, row: Row[Any]) -> Recipient:
+    """Return a row with an `id` and the recipient columns as a Recipient."""
+    if not campaign.plan.is_personal or row.token is None:
+        return Recipient(row.id, row.token, row.user_id)
+    return Recipient(row.id, row.token, row.user_id, placeholder_values(campaign.id, row))
+
+
+def placeholder_values(campaign_id: str, device: Any) -> dict[str, Any]:
+    """Return the values of the placeholders for a device, or a row of one."""
+    stored = device.attributes
+    attributes = decode(stored) if isinstance(stored, str) else stored
+    return {
+        "campaignId": campaign_id, "deviceId": device.id, "userId": device.user_id,
+        **{name: getattr(device, name) for name in _VALUE_COLUMNS if name != "attributes"},
+        **{f"{ATTRIBUTE_ROOT}{name}": value for name, value in attributes.items()},
+    }  # fmt: skip
 
 
 def next_due_zone(tx: Transaction, campaign: Campaign, now: datetime) -> tuple[ZoneProgress | None, datetime]:
@@ -46,7 +81,7 @@ def select_recipients(
 
     The caller locks the campaign.
     """
-    columns = select(devices.c.id, devices.c.token, devices.c.user_id)
+    columns = select(devices.c.id, *recipient_columns(campaign))
     if progress.of == "ledger":
         query = columns.join(deliveries, deliveries.c.recipient == devices.c.id).where(
             deliveries.c.campaign_id == campaign.id, deliveries.c.state.in_(list(progress.states)),
@@ -57,7 +92,7 @@ def select_recipients(
         if progress.zone is not None:  # otherwise one walk passes each device once
             matches += [_in_zone(campaign, progress.zone), ~_is_opened(campaign)]
         query = columns.where(*matches, devices.c.id > progress.cursor).order_by(devices.c.id)
-    recipients = [Recipient(**row._mapping) for row in tx.execute(query.limit(size + 1))]
+    recipients = [recipient_from_row(campaign, row) for row in tx.execute(query.limit(size + 1))]
     if recipients:
         progress.cursor = recipients[:size][-1].id
     return recipients[:size], len(recipients) <= size
