@@ -107,8 +107,9 @@ def _records(tx: Transaction, at: int, end: int, now: datetime) -> Iterator[tupl
     for n, id_ in zip(range(at, end), new_ids(now, end - at), strict=True):
         device = _device(n)
         yield (
-            id_, "default", device["token"], hash_token(device["token"]), device["user_id"], device["platform"],
-            device["age"], device["timezone"], device["marketing_on"], f'{{"tier":{n % 5}}}', when, when,
+            id_, "default", device["token"], hash_token("default", device["token"]), device["user_id"],
+            device["platform"], device["age"], device["timezone"], device["marketing_on"], f'{{"tier":{n % 5}}}',
+            when, when,
         )  # fmt: skip
 
 

@@ -153,9 +153,9 @@ def encode_sorted(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def hash_token(token: str) -> str:
-    """Return the hex SHA-256 digest under which a token is stored and looked up."""
-    return sha256(token.encode()).hexdigest()
+def hash_token(tenant_id: str, token: str) -> str:
+    """Return the hex SHA-256 digest under which a tenant's token is stored and looked up."""
+    return sha256(f"{tenant_id}\0{token}".encode()).hexdigest()
 
 
 def _parse_consent(value: Any, name: str) -> bool | None:

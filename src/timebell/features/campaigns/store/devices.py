@@ -22,8 +22,8 @@ from timebell.store.transaction import Transaction
 d = devices.c
 ATTRIBUTE_SAMPLE_SIZE = 20
 """Devices whose attributes are compared with a filter."""
-_KEY = ("tenant_id", "token_hash")
-_IMMUTABLE_COLUMNS = ("id", "token", "created_at", *_KEY)
+_KEY = ("token_hash",)
+_IMMUTABLE_COLUMNS = ("id", "tenant_id", "token", "created_at", *_KEY)
 _MUTABLE_COLUMNS = tuple(column.name for column in devices.columns if column.name not in _IMMUTABLE_COLUMNS)
 
 
@@ -39,12 +39,12 @@ def register_devices(
     fields_by_hash: dict[str, dict[str, Any]] = {}
     tokens = {}
     for token, fields in registrations:
-        hashed = hash_token(token)
+        hashed = hash_token(tenant_id, token)
         tokens[hashed] = token
         known = fields_by_hash.setdefault(hashed, {})
         attributes = {**known.get("attributes", {}), **fields.get("attributes", {})}
         known.update(fields, attributes=attributes)
-    existing = _find_by_hash(tx, tenant_id, fields_by_hash, lock=True)
+    existing = _find_by_hash(tx, fields_by_hash, lock=True)
     rows = []
     for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
         device = existing.get(hashed) or Device(id=id_, token=tokens[hashed])
@@ -62,30 +62,30 @@ def replace_token(tx: Transaction, tenant_id: str, old: str, new: str, now: date
 
     If both tokens are known, the device of the old one is deleted. Repeating the call has no further effect.
     """
-    hashes = {hash_token(old), hash_token(new)}
-    known = _find_by_hash(tx, tenant_id, hashes, lock=True)
-    old_device, new_device = known.get(hash_token(old)), known.get(hash_token(new))
-    if old_device is None or hash_token(old) == hash_token(new):
+    hashes = {hash_token(tenant_id, old), hash_token(tenant_id, new)}
+    known = _find_by_hash(tx, hashes, lock=True)
+    old_device, new_device = known.get(hash_token(tenant_id, old)), known.get(hash_token(tenant_id, new))
+    if old_device is None or hash_token(tenant_id, old) == hash_token(tenant_id, new):
         return new_device or old_device
     if new_device is not None:  # the new token was registered meanwhile
         tx.execute(delete(devices).where(d.id == old_device.id))
         return new_device
     renamed = update(devices).where(d.id == old_device.id)
-    tx.execute(renamed.values(token=new, token_hash=hash_token(new), updated_at=now))
+    tx.execute(renamed.values(token=new, token_hash=hash_token(tenant_id, new), updated_at=now))
     return replace(old_device, token=new)
 
 
 def delete_by_token(tx: Transaction, tenant_id: str, tokens: Iterable[str]) -> int:
     """Delete the devices of these tokens; return how many existed."""
-    hashes = [hash_token(token) for token in tokens]
-    return tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.token_hash.in_(hashes))).rowcount
+    hashes = [hash_token(tenant_id, token) for token in tokens]
+    return tx.execute(delete(devices).where(d.token_hash.in_(hashes))).rowcount
 
 
 def delete_dead(tx: Transaction, tenant_id: str, dead: Sequence[tuple[str, str]]) -> int:
     """Delete devices (id, token) with an invalid token according to the provider, unless the token was replaced."""
     if not dead:
         return 0
-    matches = d.id.in_([id_ for id_, _ in dead]) & d.token_hash.in_([hash_token(token) for _, token in dead])
+    matches = d.id.in_([id_ for id_, _ in dead]) & d.token_hash.in_([hash_token(tenant_id, token) for _, token in dead])
     return tx.execute(delete(devices).where(d.tenant_id == tenant_id, matches)).rowcount
 
 
@@ -132,7 +132,7 @@ def delete_devices_of_user(tx: Transaction, tenant_id: str, user_id: str) -> Non
 
 def find_by_token(tx: Transaction, tenant_id: str, token: str) -> Device | None:
     """Return the device with this token; None if there is none."""
-    return _find_by_hash(tx, tenant_id, [hash_token(token)]).get(hash_token(token))
+    return _find_by_hash(tx, [hash_token(tenant_id, token)]).get(hash_token(tenant_id, token))
 
 
 def list_user_devices(tx: Transaction, tenant_id: str, user_id: str, limit: int = 500) -> list[Device]:
@@ -264,8 +264,12 @@ def _contains_exactly(column: ColumnElement[str], text: str) -> ColumnElement[bo
     return func.replace(column, text, "") != column
 
 
-def _find_by_hash(tx: Transaction, tenant_id: str, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
-    query = select(devices).where(d.tenant_id == tenant_id, d.token_hash.in_(list(hashes))).order_by(d.id)
+def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
+    """Return the devices with these hashes, which include the tenant.
+
+    There is no condition on the tenant: without statistics of a new table, PostgreSQL would read all its devices.
+    """
+    query = select(devices).where(d.token_hash.in_(list(hashes))).order_by(d.id)
     return {row.token_hash: device_from_row(row) for row in tx.execute(query.with_for_update() if lock else query)}
 
 

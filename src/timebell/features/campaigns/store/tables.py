@@ -14,7 +14,8 @@ devices = Table(
     Column("id", String(36), primary_key=True),
     Column("tenant_id", String(200), nullable=False),
     Column("token", Text, nullable=False),
-    # SHA-256, because tokens exceed the size limit of index entries.
+    # SHA-256 of tenant and token, because tokens exceed the size limit of index entries. An index on one column, which
+    # PostgreSQL knows to be unique before it has statistics of the table.
     Column("token_hash", String(64), nullable=False),
     Column("user_id", String(200)),
     Column("platform", String(10)),
@@ -30,7 +31,7 @@ devices = Table(
     Column("attributes", Text, nullable=False, server_default="{}"),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
-    Index("timebell_devices_token", "tenant_id", "token_hash", unique=True),
+    Index("timebell_devices_token", "token_hash", unique=True),
     # Keyset iteration of a campaign.
     Index("timebell_devices_walk", "tenant_id", "id"),
     # Keyset iteration of one time zone, so that a small zone does not require a scan of all devices.

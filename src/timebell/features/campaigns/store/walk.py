@@ -9,7 +9,7 @@ registered device under the reason why it was excluded, so that the counts add u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -90,12 +90,27 @@ def select_recipients(
     else:
         matches = device_rows.audience_conditions(campaign.tenant_id, campaign.filters, campaign.cutoff)
         if progress.zone is not None:  # otherwise one walk passes each device once
-            matches += [_in_zone(campaign, progress.zone), ~_is_opened(campaign)]
+            matches.append(_in_zone(campaign, progress.zone))
         query = columns.where(*matches, devices.c.id > progress.cursor).order_by(devices.c.id)
     recipients = [recipient_from_row(campaign, row) for row in tx.execute(query.limit(size + 1))]
+    is_last, recipients = len(recipients) <= size, recipients[:size]
     if recipients:
-        progress.cursor = recipients[:size][-1].id
-    return recipients[:size], len(recipients) <= size
+        progress.cursor = recipients[-1].id
+    if recipients and progress.zone is not None:
+        opened = _find_opened(tx, campaign, [recipient.id for recipient in recipients])
+        recipients = [recipient for recipient in recipients if recipient.id not in opened]
+    return recipients, is_last
+
+
+def _find_opened(tx: Transaction, campaign: Campaign, ids: Sequence[str]) -> set[str]:
+    """Return those of some devices, in id order, that are recipients of an opened chunk.
+
+    A query of its own: as a condition of the walk, it would be evaluated for all deliveries of the campaign at each
+    chunk. The range makes the primary key the best index even without statistics.
+    """
+    recipient = deliveries.c.recipient
+    in_range = (deliveries.c.campaign_id == campaign.id) & (recipient >= ids[0]) & (recipient <= ids[-1])
+    return set(tx.execute(select(recipient).where(in_range, recipient.in_(ids))).scalars())
 
 
 def remaining_conditions(campaign: Campaign) -> list[ColumnElement[bool]]:

@@ -224,7 +224,7 @@ def upgrade() -> None:
         sa.Column("created_at", Instant, nullable=False),
         sa.Column("updated_at", Instant, nullable=False),
     )
-    op.create_index("timebell_devices_token", "timebell_devices", ["tenant_id", "token_hash"], unique=True)
+    op.create_index("timebell_devices_token", "timebell_devices", ["token_hash"], unique=True)
     op.create_index(
         "timebell_devices_user", "timebell_devices", ["tenant_id", "user_id"], **_where("user_id IS NOT NULL")
     )
