@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from timebell.features.campaigns.store import progress
 
@@ -82,6 +85,78 @@ async def test_device_lines_are_imported_and_invalid_ones_reported(make: Callabl
         first, third = (await web.get("/devices")).json()["items"]
         assert (first["age"], first["marketingOnOff"]) == (20, False)
         assert (third["userId"], third["attributes"], third["age"]) == ("Ann, B.", {"tier": "gold"}, 20)
+
+
+CSV_TYPE = {"content_type": "text/csv"}
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ("token,pushonof", "Did you mean pushOnOff?"),
+        ("token,markting_on", "Did you mean marketingOnOff?"),
+        ("token,usrId", "Did you mean userId?"),
+        ("token,push_on,pushOnOff", "occurs twice"),
+        ("tier,age", "no column `token`"),
+        ("token,score:float", "Use one of text, number, boolean"),
+        ("", "no header line"),
+    ],
+)
+async def test_a_header_that_may_lose_a_consent_is_refused(
+    make: Callable[..., Any], header: str, problem: str
+) -> None:  # fmt: skip
+    async with make() as web:
+        created = (await web.ask("POST", "/devices/bulk", f"{header}\nphone-0001,N\n".encode(), **CSV_TYPE)).json()
+        assert (created["state"], created["progress"]["done"]) == ("failed", 0) or header == ""
+        assert problem in created["errors"][0]["detail"] or header == ""
+        assert (await web.get("/devices")).json()["items"] == []
+
+
+async def test_columns_are_found_under_their_other_names_and_have_types(make: Callable[..., Any]) -> None:
+    lines = (
+        b"Token,push_on,MARKETING-ON,User ID,score:number,vip:boolean,zip,attributes.usrid\r\n"
+        b'phone-0001,N,true,ann,42,yes,01234,"a\r\nb, ""c"""\r\n'
+        b"phone-0002,,,,many,,,\r\nphone-0003,maybe,,,,,,\r\nphone-0004,1,,,1.5,,,,,\r\n"
+    )
+    async with make() as web:
+        created = (
+            await web.ask("POST", "/devices/bulk", gzip.compress(lines), **CSV_TYPE, content_encoding="gzip")
+        ).json()
+        assert [(error["line"], error["detail"].split(".")[0]) for error in created["errors"]] == [
+            (4, "score is 'many', not a number"), (5, "pushOnOff is 'maybe', not a boolean"),
+            (6, "The line has 10 cells, the header 8"),
+        ]  # fmt: skip
+        (found,) = (await web.get("/devices")).json()["items"]
+        assert (found["pushOnOff"], found["marketingOnOff"], found["userId"]) == (False, True, "ann")
+        assert found["attributes"] == {"score": 42, "vip": True, "zip": "01234", "usrid": 'a\nb, "c"'}
+
+
+async def test_a_missing_quote_costs_one_line(make: Callable[..., Any]) -> None:
+    lines = b'token,name\nphone-0000,"open\n' + b"".join(b"phone-%04d,x\n" % n for n in range(1, 300))
+    async with make() as web:
+        created = (await web.ask("POST", "/devices/bulk", lines, **CSV_TYPE)).json()
+        assert (created["progress"]["done"], created["progress"]["failed"]) == (299, 1)
+        assert created["errors"][0]["line"] == 2
+
+
+async def test_attributes_are_added_and_removed(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        for attributes in ({"tier": "gold", "plan": "pro", "n": 1}, {"plan": "free"}, {"n": None}):
+            await web.post("/devices", {"token": "phone-0001", "attributes": attributes})
+        (found,) = (await web.get("/devices")).json()["items"]
+        assert found["attributes"] == {"tier": "gold", "plan": "free"}
+
+
+async def test_a_filter_of_the_wrong_type_is_refused(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await web.post("/devices", {"token": "phone-0001", "attributes": {"score": "42", "tier": "gold"}})
+        for path, body in (
+            ("/audiences/count", {"filters": {"attributes": {"score": 42}}}),
+            ("/campaigns", {"title": "Hi", "filters": {"attributes": {"score": 42}}}),
+        ):
+            refused = is_problem(await web.post(path, body), 422, "INVALID_FILTER")
+            assert 'score is a text, such as "42"' in refused["detail"]
+        assert (await web.post("/audiences/count", {"filters": {"attributes": {"score": "42"}}})).json()["count"] == 1
 
 
 async def test_invalid_csv_lines_are_reported(make: Callable[..., Any]) -> None:

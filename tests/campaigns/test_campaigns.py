@@ -11,7 +11,7 @@ import pytest
 
 from timebell import Cron, Timebell
 from timebell.errors import StoreUnreachable
-from timebell.features.campaigns.engine import chunk_target
+from timebell.features.campaigns.engine import chunk_sender
 from timebell.features.campaigns.model.campaign_plan import Campaign
 from timebell.features.campaigns.store import chunks
 from timebell_fcm_emulator import FakeFcm
@@ -32,10 +32,10 @@ def message_counts(fcm: FakeFcm) -> list[int]:
 
 
 async def ended(app: Timebell, created: Campaign, *states: str) -> Campaign:
-    """Wait until the campaign is in one of the states and has no open chunk."""
+    """Wait until the campaign has ended, or is in one of the states, and has no open chunk."""
     while True:
         found = await app.campaigns.get(created.id)
-        if found.state in (states or ("completed",)) and not found.open_chunks:
+        if (found.state in states if states else found.ended_at is not None) and not found.open_chunks:
             return found
         await asyncio.sleep(0.02)
 
@@ -213,7 +213,7 @@ def test_results_are_retained_until_the_store_is_reachable(
         return real(*fields, **more)
 
     monkeypatch.setattr(chunks, "close_chunk", close_chunk)
-    monkeypatch.setattr(chunk_target, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(chunk_sender, "RETRY_DELAY_SECONDS", 0.05)
 
     async def body(app: Timebell, service: Any) -> None:
         await register_devices(app, 10)
@@ -228,7 +228,7 @@ def test_adaptive_chunks_run_back_to_back_within_the_quota(
     run: Callable[..., None], fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIMEBELL_FCM_MESSAGES_PER_MINUTE", "1200")
-    monkeypatch.setattr(chunk_target, "RETRY_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(chunk_sender, "RETRY_DELAY_SECONDS", 0.05)
     fcm.quota(1200)
     original_open, close, opened_numbers = chunks.open_chunk, chunks.close_chunk, set[int]()
 

@@ -58,7 +58,7 @@ def test_zones_are_excluded_by_quiet_hours_and_by_expiry(sender: Sender) -> None
         "phone-in-leeds",
     }
     id_ = sender.make(localTime="2027-03-02T01:00", expiresAt="2027-03-02T04:00:00Z", filters={"gender": "F"})
-    while sender.get(id_).state != "completed":
+    while sender.get(id_).ended_at is None:
         sender.now = max(sender.now, datetime(2027, 3, 2, 2, tzinfo=UTC))
         opened, _ = sender.open(id_)
         if opened.recipients:
@@ -134,4 +134,5 @@ def test_content_is_pinned_after_the_start_unless_it_is_live(sender: Sender, how
     assert opened.campaign is not None
     assert opened.campaign.plan.title == ("Mended" if how == "live" else "Hello")
     sender.close(id_, opened, sender.send(opened))
+    sender.send_all(id_)
     assert (sender.get(id_).state, sorted(sender.phones.values())) == ("completed", [1] * 14)

@@ -49,7 +49,8 @@ def field_violation(name: str) -> dict[str, Any]:
         (response(401, {"message": "expired"}), SendOutcome.RETRY, "UNAUTHENTICATED", False),
         (response(401, error_body("THIRD_PARTY_AUTH_ERROR")), SendOutcome.REFUSED, "THIRD_PARTY_AUTH_ERROR", False),
         (response(500, {"message": "oops"}), SendOutcome.UNKNOWN, "UNEXPLAINED_5XX", False),
-        (response(503, {"status": "UNAVAILABLE"}), SendOutcome.UNKNOWN, "UNEXPLAINED_5XX", False),
+        (response(503, {"status": "UNAVAILABLE"}), SendOutcome.RETRY, "UNAVAILABLE", False),
+        (response(502, None), SendOutcome.UNKNOWN, "UNEXPLAINED_5XX", False),
         (response(302, None), SendOutcome.REFUSED, "REFUSED", False),
         (response(500, error_body("A_NEW_CODE")), SendOutcome.UNKNOWN, "A_NEW_CODE", False),
         (parse_response(200, {}, b"<html>", NOW), SendOutcome.UNKNOWN, "FCM_RESPONSE_UNREADABLE", False),
@@ -96,5 +97,5 @@ def test_any_response_is_parsed_and_only_200_is_accepted(status: int, body: byte
     got = parse_response(status, {}, body, NOW)
     assert (got.outcome is SendOutcome.ACCEPTED) <= (status == 200)
     assert not got.token_is_dead or status != 200
-    if status >= 500 and b"FcmError" not in body:
+    if status >= 500 and status != 503 and b"FcmError" not in body:
         assert got.outcome is SendOutcome.UNKNOWN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given, settings
@@ -37,8 +38,17 @@ def test_slowing_down_removes_the_burst() -> None:
     assert pace.take(1_000, 0.0) <= 1
 
 
+def at_full_rate() -> Pace:
+    """Return a pace that has sent messages for the last minutes, until second 100."""
+    pace = Pace(600_000, 0.0)
+    for second in range(101):
+        pace.take(1, float(second))
+    assert pace.rate == pace.full_rate
+    return pace
+
+
 def test_the_rate_halves_and_recovers_within_a_minute() -> None:
-    pace = Pace(60_000, 0.0)
+    pace = at_full_rate()
     for _ in range(50):  # simultaneous quota errors
         pace.slow_down(100.0, 5.0)
     assert pace.rate == pace.full_rate / 2
@@ -47,3 +57,27 @@ def test_the_rate_halves_and_recovers_within_a_minute() -> None:
     pace.take(10, 105.0)
     pace.take(10, 136.0)
     assert pace.rate == pace.full_rate
+
+
+def test_the_full_rate_takes_a_minute_from_a_standstill() -> None:
+    pace = at_full_rate()
+    for started_at in (1000.0, 2000.0):  # each after a pause
+        sent = [pace.take(10_000, started_at + second) for second in range(70)]
+        assert sent[0] <= 500
+        assert sum(sent[:10]) < 1.5 * pace.full_rate
+        assert all(0.9 * pace.full_rate <= each <= pace.full_rate + 1 for each in sent[62:])
+
+
+def test_an_outage_is_probed_less_and_less_often() -> None:
+    pace, now, probes = at_full_rate(), 100.0, list[float]()
+    while now < 400:
+        if pace.take(1, now):
+            probes.append(now)
+            pace.back_off(now)
+        now = max(now + 0.01, pace.paused_until)
+    assert len(probes) < 25
+    gaps = [later - sooner for sooner, later in pairwise(probes)][-3:]
+    assert all(45 <= gap <= 76 for gap in gaps)
+    pace.reset_back_off()
+    pace.back_off(now)
+    assert pace.take(1, now + 1) == 1, "a single unknown result is no outage"

@@ -61,6 +61,15 @@ class ServerClient:
                     return parse_response(response.status, content)
         raise AssertionError
 
+    def upload(self, path: str, content: bytes, content_type: str) -> Any:
+        """POST a body that is not JSON, and return the decoded body of the response. Raises as `request`."""
+        with self._open_connection() as connection:
+            try:
+                response = self._send(connection, "POST", path, content, None, {"Content-Type": content_type})
+                return parse_response(response.status, response.read())
+            except (OSError, HTTPException, ValueError) as failed:
+                raise self._unreachable(failed) from failed
+
     def stream_lines(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[str]:
         """Yield the lines of an endless response."""
         with self._open_connection() as connection:
@@ -116,7 +125,7 @@ class ServerClient:
         target = quote(f"{base}/api/v1{path}", safe="%/:?[]@!$&'()*+,;=")  # RFC 3986
         if pairs:
             target += f"{'&' if '?' in path else '?'}{urlencode(pairs)}"
-        content = None if body is None else json.dumps(body).encode()
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         content_headers = {} if content is None else {"Content-Type": "application/json"}
         connection.request(method, target, content, self._headers | content_headers | dict(headers))
         return connection.getresponse()

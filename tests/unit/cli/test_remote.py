@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import threading
@@ -381,6 +382,26 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert "could not be run" in remote("trigger", "install", "duty").err
     assert "duty" in remote("source", "list").out
     assert remote("source", "delete", "duty", "--yes").code == 0
+
+
+def test_devices_are_imported_shown_and_deleted(remote: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "people.csv"
+    file.write_text('token,userId,tier,age\nphone-0001,ann,"go\nld",\nphone-0002,ann,,old\nphone-0003,bob,,31\n')
+    text = remote("device", "import", str(file), "--preview", "-o", "json").out
+    preview, _ = json.JSONDecoder().raw_decode(text)
+    assert preview == {"token": "phone-0001", "userId": "ann", "attributes": {"tier": "go\nld"}}
+    done = remote("device", "import", str(file))
+    assert (done.code, "2 new, 0 known, 1 refused" in done.out) == (1, True), done.err
+    rejected = json.loads((tmp_path / "people.csv.rejected.ndjson").read_text())
+    assert (rejected["line"], rejected["text"], "age" in rejected["reason"]) == (4, "phone-0002,ann,,old", True)
+    packed = tmp_path / "more.ndjson.gz"
+    packed.write_bytes(gzip.compress(b'{"token": "phone-0001"}\n{"token": "phone-0004", "userId": "cem"}\n'))
+    assert "1 new, 1 known, 0 refused" in remote("device", "import", str(packed)).out
+    assert "phone-0004" in remote("device", "show", "--user", "cem").out
+    assert remote("device", "delete", "--token", "phone-0004", "--yes").code == 0
+    assert remote("device", "show", "--token", "phone-0004").code == 3
+    file.write_text("token,pushon of,pushonof\nphone-0001,N,N\n")
+    assert "Did you mean pushOnOff" in remote("device", "import", str(file)).err
 
 
 def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:

@@ -40,9 +40,11 @@ def test_actions_allowed_in_each_state(state: CampaignState, action: CampaignAct
         "pending": {"edit": "pending", "start": "running", "stop": "stopped"},
         "running": {"pause": "paused", "stop": "stopped", "finish": "completed", "start": "running",
                     "resume": "running"},
-        "paused": {"resume": "running", "stop": "stopped", "pause": "paused"},
+        "paused": {"edit": "paused", "resume": "running", "stop": "stopped", "pause": "paused"},
         "stopped": {"retry": "running", "stop": "stopped"},
         "completed": {"retry": "running", "finish": "completed"},
+        "partly_sent": {"retry": "running", "finish": "partly_sent"},
+        "failed": {"retry": "running", "finish": "failed"},
     }  # fmt: skip
     if action in allowed[state]:
         assert next_state(state, action) == allowed[state][action]

@@ -90,12 +90,16 @@ class FakeFcm:
         """Invalidate all access tokens, and set the lifetime of new ones."""
         self._request("POST", "tokens", seconds)
 
+    def refuse_account(self, refused: bool = True) -> None:
+        """Refuse access tokens to the service account, as Google does after its key was deleted; or no longer."""
+        self._request("POST", "account", refused)
+
     def goaway(self) -> None:
         """Send GOAWAY on every HTTP/2 connection; requests received before are still answered."""
         self._request("POST", "goaway")
 
     def reset(self) -> None:
-        """Remove all rules, the quota and the recorded messages."""
+        """Remove all rules, the quota, the refusal of the account and the recorded messages."""
         self._request("POST", "reset")
 
     def received(self) -> dict[str, list[str]]:

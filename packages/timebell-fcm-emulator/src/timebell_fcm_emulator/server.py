@@ -45,6 +45,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.tokens: dict[str, float] = {}
         self.token_seconds = 3600.0
+        self.refuses_account = False
         self.exchanges = 0
 
     def create_connection(self) -> Connection:
@@ -79,6 +80,8 @@ class Server:
             return _json(400, {"error": "invalid_grant", "error_description": str(error)})
         if not SCOPES & set(str(claims.get("scope", "")).split()) or claims.get("iss") != ACCOUNT:
             return _json(400, {"error": "invalid_scope"})
+        if self.refuses_account:
+            return _json(400, {"error": "invalid_grant", "error_description": "Invalid grant: account not found"})
         token = f"ya29.fake-{self.exchanges}-{'x' * 160}"
         self.tokens[f"Bearer {token}"] = self.fcm.monotonic() + self.token_seconds
         return _json(200, {"access_token": token, "expires_in": int(self.token_seconds), "token_type": "Bearer"})
@@ -92,8 +95,12 @@ class Server:
                 self.fcm.quota = None if argument is None else Quota(argument)
             case "POST", "/fake/reset":
                 self.fcm.reset()
+                self.refuses_account = False
             case "POST", "/fake/tokens":  # the lifetime of new tokens; existing ones become invalid
                 self.token_seconds = float(argument or 0)
+                self.tokens.clear()
+            case "POST", "/fake/account":
+                self.refuses_account = bool(argument)
                 self.tokens.clear()
             case "POST", "/fake/goaway":  # graceful: requests received so far are answered
                 for connection in list(self.connections):

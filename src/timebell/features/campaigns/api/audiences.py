@@ -97,7 +97,7 @@ def _render_audience(audience: Audience) -> dict[str, Any]:
 @routes.post("/audiences/count", response_model=AudienceCount, **read_route())
 async def count_audience(body: AudienceCountIn, ctx: Context) -> Response:
     """Count the devices that currently match the filters of a campaign."""
-    zones = await ctx.run(device_rows.count_by_timezone, ctx.tenant_id, Filters.from_json(body.filters))
+    zones = await ctx.run(device_rows.count_audience, ctx.tenant_id, Filters.from_json(body.filters))
     return json_response({"count": sum(zones.values()), "zones": {name or "": count for name, count in zones.items()}})
 
 

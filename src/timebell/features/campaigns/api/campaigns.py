@@ -32,7 +32,7 @@ from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["campaigns"])
 RECURRENCE_FIELDS = ("cronExpression", "interval", "rrule", "dates")
-CampaignStateName = Literal["pending", "running", "paused", "stopped", "completed"]
+CampaignStateName = Literal["pending", "running", "paused", "stopped", "completed", "partly_sent", "failed"]
 DeliveryState = Literal["sending", "accepted", "refused", "unknown", "unsent"]
 
 
@@ -50,6 +50,22 @@ class MessageIn(RequestBody):
     ] = None
     ttl: Annotated[int | None, Field(ge=0, le=28 * 86_400)] = None
     collapse_key: Annotated[str | None, Field(max_length=200)] = None
+    translations: Annotated[
+        dict[str, Json] | None, Field(description='Texts by language: {"ko": {"title": "...", "body": "..."}}.')
+    ] = None
+    image: Annotated[str | None, Field(max_length=2048, description="https URL.")] = None
+    sound: Annotated[str | None, Field(max_length=200, description="default, or a sound of the app.")] = None
+    badge: Annotated[int | None, Field(ge=0)] = None
+    priority: Literal["high", "normal"] | None = None
+    channel: Annotated[str | None, Field(max_length=200, description="Android notification channel.")] = None
+    link: Annotated[str | None, Field(max_length=2048, description="https URL; also sent as data.link.")] = None
+    actions: Annotated[
+        list[dict[str, Json]] | None, Field(description='Buttons on the web: [{"action": "open", "title": "Open"}].')
+    ] = None
+    analytics_label: Annotated[str | None, Field(max_length=50)] = None
+    android: Annotated[dict[str, Json] | None, Field(description="Fields of FCM's AndroidConfig.")] = None
+    apns: Annotated[dict[str, Json] | None, Field(description="Fields of FCM's ApnsConfig.")] = None
+    webpush: Annotated[dict[str, Json] | None, Field(description="Fields of FCM's WebpushConfig.")] = None
     notification_id: Annotated[str | None, Field(max_length=500)] = None
     filters: Annotated[
         dict[str, Json] | None,
@@ -69,6 +85,10 @@ class MessageIn(RequestBody):
     canary: Annotated[
         dict[str, Json] | None,
         Field(description='Trial batch before the rest is sent: {"size": 1000, "maxErrorRate": 0.05}.'),
+    ] = None
+    max_error_rate: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="Pause above this share of refused messages, apart from dead tokens."),
     ] = None
     max_recipients: Annotated[int | None, Field(ge=1)] = None
     max_change: Annotated[float | None, Field(ge=0)] = None
@@ -98,6 +118,10 @@ class CampaignIn(MessageIn):
 class CampaignOut(ResponseBody):
     """Campaign and its progress.
 
+    `errors` are the error codes of all results with their numbers. `possibleDuplicates` recipients were sent to again
+    although an earlier message may have arrived. At the end, `opened` and the devices in `excluded` add up to
+    `registered`, the devices registered when it started.
+
     A recurring campaign is a schedule (`scheduleId`), and these are the settings of each occurrence.
     """
 
@@ -115,6 +139,9 @@ class CampaignOut(ResponseBody):
     excluded: dict[str, int]
     opened: int
     expected: int | None
+    registered: int | None
+    possible_duplicates: int
+    errors: dict[str, int]
     created_at: Instant | None
     created_by: str | None
     updated_at: Instant | None
@@ -184,7 +211,8 @@ def render_campaign(campaign: Campaign) -> dict[str, Any]:
             "unknown": counts.unknown, "unsent": campaign.unsent,
         },
         "totalSent": campaign.accepted, "excluded": campaign.excluded, "opened": campaign.opened,
-        "expected": campaign.expected,
+        "expected": campaign.expected, "registered": campaign.registered,
+        "possibleDuplicates": campaign.possible_duplicates, "errors": campaign.health.codes,
         "createdAt": format_utc(campaign.created_at), "createdBy": campaign.created_by,
         "updatedAt": format_utc(campaign.updated_at),
         "approvedBy": campaign.approved_by, "actualSendStart": format_utc(campaign.started_at),
@@ -236,6 +264,7 @@ async def _create_recurring(
         **message, "id": schedule.id, "scheduleId": schedule.id, "name": schedule.name, "state": "pending",
         "reason": None, "sendAt": format_utc(schedule.next_fire_at), "timezone": schedule.timezone, "jobId": None,
         "counts": {}, "totalSent": 0, "excluded": {}, "opened": 0, "expected": None,
+        "registered": None, "possibleDuplicates": 0, "errors": {},
         "createdAt": format_utc(schedule.created_at), "createdBy": schedule.created_by,
         "updatedAt": format_utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None,
         "actualSendEnd": None,
@@ -268,8 +297,9 @@ async def get_campaign(id: Id, ctx: Context) -> Response:
 
 @routes.patch("/campaigns/{id}", response_model=CampaignOut, **change_route("campaign.update", Role.EDITOR))
 async def patch_campaign(id: Id, body: MessageIn, ctx: Context, if_match: IfMatch = None) -> Response:
-    """Change a campaign that has not started, or the message of a running one with live content.
+    """Change a campaign before its first message, or the message of a running one with live content.
 
+    A campaign that a size check has paused stays paused, and resuming it repeats the check.
     null resets a field to its default.
     """
     valid_id = parse_campaign_id(id)
@@ -359,9 +389,12 @@ async def test_campaign(id: Id, body: CampaignTestIn, ctx: Context) -> Response:
 
 
 @routes.get("/campaigns/{id}/preview", response_model=MessagePreview, **read_route())
-async def preview_campaign(id: Id, ctx: Context) -> Response:
-    """Return the exact FCM request for one device."""
-    return json_response({"request": await ctx.app.campaigns.preview(id, tenant_id=ctx.tenant_id)})
+async def preview_campaign(
+    id: Id, ctx: Context, user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None
+) -> Response:  # fmt: skip
+    """Return the exact FCM request for the first device of a user, or for an example whose placeholders are empty."""
+    request = await ctx.app.campaigns.preview(id, user_id=user_id, tenant_id=ctx.tenant_id)
+    return json_response({"request": request})
 
 
 @routes.get("/campaigns/{id}/timetable", response_model=TimetableOut, **read_route())
@@ -387,7 +420,8 @@ async def list_deliveries(
     page = await ctx.app.campaigns.deliveries(id, state=state, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
     return page_response(page, [
         {"deviceId": row["recipient"], "state": row["state"], "code": row["code"], "messageId": row["message_id"],
-         "chunk": row["chunk"]}
+         "chunk": row["chunk"], "attempts": row["sends"],
+         "possibleDuplicates": max(0, row["unknown_sends"] - (row["state"] != "accepted"))}
         for row in page
     ])  # fmt: skip
 

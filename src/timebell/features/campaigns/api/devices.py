@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
-import itertools
-from collections.abc import Iterator
+import zlib
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from starlette.requests import ClientDisconnect
@@ -22,6 +19,14 @@ from timebell.client.job_lines import Line
 from timebell.errors import InvalidInput, TimebellError
 from timebell.features.campaigns.client import devices as device_client
 from timebell.features.campaigns.model.audience import Device
+from timebell.features.campaigns.model.device_import import (
+    Column,
+    RecordReader,
+    parse_csv_record,
+    parse_header,
+    parse_json_record,
+    rename_fields,
+)
 from timebell.features.campaigns.store import devices as rows
 from timebell.model.operation import Operation, OperationKind, OperationState, StepResult
 from timebell.store.cluster import operations
@@ -32,11 +37,8 @@ routes = APIRouter(route_class=ApiRoute, tags=["devices"])
 IMPORT_ACTION = "devices.import"
 Token = Annotated[str, Field(min_length=1, max_length=4096)]
 Consent = Annotated[bool | str | None, Field(description='true, false, "Y" or "N".')]
-FIELD_NAMES = {
-    "userId": "user_id", "platform": "platform", "gender": "gender", "age": "age", "language": "language",
-    "timezone": "timezone", "pushOnOff": "push_on", "marketingOnOff": "marketing_on", "topics": "topics",
-    "attributes": "attributes",
-}  # fmt: skip
+MAX_UNPACKED_BYTES = 1_000_000
+"""Decompressed at once from a compressed body."""
 
 
 class DeviceIn(RequestBody):
@@ -54,7 +56,10 @@ class DeviceIn(RequestBody):
     topics: Annotated[list[str] | None, Field(max_length=200, description="FCM topics that the app subscribed to.")] = (
         None
     )
-    attributes: Annotated[dict[str, Json] | None, Field(description="Strings, numbers and booleans.")] = None
+    attributes: Annotated[
+        dict[str, Json] | None,
+        Field(description="Strings, numbers and booleans. Added to those of a known device; null removes one."),
+    ] = None
 
 
 class DeviceOut(ResponseBody):
@@ -173,15 +178,20 @@ route_options["openapi_extra"]["requestBody"] = {
 async def import_devices(request: Request, ctx: Context) -> Response:
     """Register a device from each line, in batches of 1000.
 
-    Sending the same lines again is safe. An invalid line does not affect the others; `failed` counts invalid lines.
+    CSV has a header line. Columns named like a field of a device (also `push_on` or `User ID`) are that field, all
+    others attributes: texts, or of the type in the name (`score:number`, `vip:boolean`). A name that resembles a field
+    is refused. The body may be compressed (`Content-Encoding: gzip`). Sending the same lines again is safe. An invalid
+    line does not affect the others; `failed` counts invalid lines, and `errors` has the first 100.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_uncompressed = request.headers.get("content-encoding", "identity").lower() == "identity"
-    if kind not in (*NDJSON_MEDIA_TYPES, "text/csv") or not is_uncompressed:
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if kind not in (*NDJSON_MEDIA_TYPES, "text/csv") or encoding not in ("identity", "gzip"):
         raise MediaTypeUnsupported(
-            f"The body has the media type {kind!r:.60}; uncompressed NDJSON or CSV is required.",
+            f"The body has the media type {kind!r:.60}; NDJSON or CSV is required, plain or with gzip.",
             fix=f"Send Content-Type: {NDJSON_MEDIA_TYPES[0]} or text/csv.",
         )
+    if encoding == "gzip":
+        request = _GunzippedRequest(request.scope, request.receive)
     operation = new_operation(ctx, OperationKind.IMPORT, {"of": "devices"}, None, ctx.now)
     ctx.subject = operation.id
     async with ctx.app.store.begin() as ctx.connection:
@@ -198,20 +208,30 @@ async def _import_lines(
     request: Request, ctx: Context, operation: Operation, *, is_csv: bool
 ) -> tuple[OperationState, str | None]:  # fmt: skip
     """Import all lines; return the final state of the operation and the reason of a failure."""
-    last, names = 0, None
+    last, columns, reader = 0, None, RecordReader()
+
+    async def store(records: list[Line]) -> bool:
+        nonlocal last
+        devices, errors = await asyncio.to_thread(_parse_records, records, columns)
+        last = records[-1][0] if records else last
+        return bool(
+            await ctx.run(_insert_batch, operation.id, ctx.tenant_id, devices, errors, str(last), ctx.app.clock.now())
+        )
+
     try:
         async for lines in read_batches(request, ctx):
-            if is_csv and names is None:
-                (_, header), *lines = lines
-                names = _parse_csv_row(header)
-            devices, errors = await asyncio.to_thread(_parse_lines, lines, names)
-            last = lines[-1][0] if lines else last
-            if not await ctx.run(
-                _insert_batch, operation.id, ctx.tenant_id, devices, errors, str(last), ctx.app.clock.now()
-            ):
+            records = list(reader.read(lines)) if is_csv else lines
+            if is_csv and columns is None and records:
+                (_, header), *records = records
+                columns = parse_header(header)
+            if not await store(records):
                 return OperationState.CANCELLED, None
-    except InvalidInput as error:  # in the header line
-        return OperationState.FAILED, str(error)
+        if is_csv and columns is None:
+            raise InvalidInput("The file has no header line.", code="INVALID_DEVICE", fix="Start it with: token,userId")
+        if (unfinished := list(reader.finish())) and not await store(unfinished):
+            return OperationState.CANCELLED, None
+    except InvalidInput as error:  # in the header line, or the compression
+        return OperationState.FAILED, f"{error} {error.fix or ''}".strip()
     except ClientDisconnect:
         return OperationState.FAILED, f"The client disconnected; all lines up to line {last} are imported."
     except TimeoutError:
@@ -222,67 +242,38 @@ async def _import_lines(
     return OperationState.COMPLETED, None
 
 
-def _parse_lines(lines: list[Line], names: list[str] | None) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return the parsed devices and the errors of invalid lines."""
+def _parse_records(records: list[Line], columns: list[Column] | None) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return the parsed devices and the errors of invalid records."""
     devices, errors = [], []
-    for number, text in lines:
+    for number, text in records:
         try:
-            devices.append(_parse_device(_parse_object(text) if names is None else dict(_csv_fields(text, names))))
+            devices.append(
+                _parse_device(parse_json_record(text) if columns is None else parse_csv_record(text, columns))
+            )
         except TimebellError as error:
             errors.append({"line": number, "code": error.code, "detail": str(error)[:500]})
     return devices, errors
 
 
-def _parse_object(text: bytes) -> dict[str, Any]:
-    try:
-        parsed = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise InvalidInput(
-            "The line is not a JSON object.", code="INVALID_DEVICE", fix='Use e.g. {"token": "...", "userId": ...}.'
-        )
-    return parsed
-
-
-def _parse_csv_row(text: bytes) -> list[str]:
-    """Split a CSV line into cells. Raises InvalidInput (INVALID_DEVICE)."""
-    try:
-        return next(csv.reader(io.StringIO(text.decode("utf-8", "replace"))), [])
-    except csv.Error as error:
-        raise InvalidInput(
-            f"The line is not valid CSV: {error}.", code="INVALID_DEVICE",
-            fix="End lines with a line feed; see RFC 4180.",
-        ) from error  # fmt: skip
-
-
-def _csv_fields(text: bytes, names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a CSV line. Empty cells are skipped; unknown columns become attributes."""
-    cells = _parse_csv_row(text)
-    attributes: dict[str, Any] = {}
-    for name, cell in itertools.zip_longest(names, cells, fillvalue=""):
-        if not cell or not name:
-            continue
-        if name == "age" and cell.isdecimal():
-            yield name, int(cell[:6])
-        elif name == "topics":
-            yield name, cell.split()
-        elif name.endswith("OnOff"):
-            yield name, {"true": True, "false": False}.get(cell.lower(), cell)
-        elif name == "token" or name in FIELD_NAMES:
-            yield name, cell
-        else:
-            attributes[name] = cell
-    if attributes:
-        yield "attributes", attributes
-
-
 def _parse_device(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the token and the attributes of a device by Python name. Raises InvalidInput."""
-    renamed = {FIELD_NAMES.get(name, name): value for name, value in fields.items()}
-    if renamed.get("push_on", True) is None:
-        del renamed["push_on"]
-    return device_client.parse_device(renamed)
+    return device_client.parse_device(rename_fields(fields))
+
+
+class _GunzippedRequest(Request):
+    """A request whose body is decompressed while it arrives. Raises InvalidInput (INVALID_BODY)."""
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        async for packed in super().stream():
+            while packed:
+                try:
+                    yield unpacker.decompress(packed, MAX_UNPACKED_BYTES)
+                except zlib.error as error:
+                    raise InvalidInput(
+                        f"The body is not valid gzip: {error}.", code="INVALID_BODY", fix="Compress it with gzip."
+                    ) from None
+                packed = unpacker.unconsumed_tail
 
 
 def _insert_batch(

@@ -1,7 +1,8 @@
-"""Commands of campaigns."""
+"""Commands of campaigns and devices."""
 
 from __future__ import annotations
 
 from timebell.features.campaigns.cli.campaign import campaign
+from timebell.features.campaigns.cli.device import device
 
-COMMANDS = {"campaign": campaign}
+COMMANDS = {"campaign": campaign, "device": device}

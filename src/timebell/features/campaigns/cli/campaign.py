@@ -15,7 +15,7 @@ from timebell.cli.schedule import server_client
 campaign = Group("Campaigns: one push to many devices.")
 campaign_id_argument = click.argument("id", metavar="ID", help="Campaign id.")
 reason_option = click.option("--reason", metavar="TEXT", help="Reason, shown to other users.")
-WATCH_END_STATES = ("completed", "stopped", "paused")
+WATCH_END_STATES = ("completed", "partly_sent", "failed", "stopped", "paused")
 POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
 
 
@@ -232,6 +232,8 @@ def _print_campaign(record: Mapping[str, Any], output_format: str) -> None:
         "name": record["name"], "why": record["reason"], "title": record.get("title"),
         "send at": f"{record['sendAt']} ({record['timezone']})", "filters": record.get("filters") or None,
         "left out": ", ".join(f"{count:,} {why}" for why, count in record["excluded"].items()) or None,
+        "errors": ", ".join(f"{count:,} {code}" for code, count in record["errors"].items()) or None,
+        "maybe twice": f"{twice:,} recipients" if (twice := record["possibleDuplicates"]) else None,
         "started": record["actualSendStart"], "ended": record["actualSendEnd"], "schedule": record["scheduleId"],
     }  # fmt: skip
     for name, value in facts.items():

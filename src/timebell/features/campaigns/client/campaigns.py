@@ -13,6 +13,7 @@ from timebell.client.schedules import Schedules
 from timebell.client.validation import check_text, parse_uuid
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
+from timebell.features.campaigns.client.devices import device_not_found
 from timebell.features.campaigns.engine import content
 from timebell.features.campaigns.model.audience import Device
 from timebell.features.campaigns.model.campaign import CampaignState, Timetable, build_timetable
@@ -210,10 +211,12 @@ class Campaigns:
                 f"The test has {len(test_tokens)} devices.", code="TEST_DEVICES_MISSING",
                 fix=f"Specify tokens, or userIds with registered devices: 1 to {MAX_TEST_DEVICES} devices in total.",
             )  # fmt: skip
-        test_content = content.build_content(campaign.plan, f"test-{campaign.id}")
+        plan = campaign.plan.personalize({"campaignId": campaign.id}) if campaign.plan.is_personal else campaign.plan
+        test_content = content.build_content(plan, f"test-{campaign.id}")
         target = {
             "kind": "push", "tokens": test_tokens, "title": test_content.title, "body": test_content.body,
             "data": dict(test_content.data), "ttl": test_content.ttl, "collapseKey": test_content.collapse_key,
+            **test_content.appearance,
         }  # fmt: skip
         target = {name: value for name, value in target.items() if value not in (None, {})}
         spec = JobSpec(topic="timebell.campaign-test", target=target, timezone=campaign.timezone, tenant_id=tenant_id)
@@ -221,11 +224,21 @@ class Campaigns:
         assert isinstance(job, NewJob)
         return job
 
-    async def preview(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> dict[str, Any]:
-        """Return the exact request that is sent to FCM for a device. Raises NotFound."""
-        return content.preview_request(
-            await self.get(id, tenant_id=tenant_id, connection=connection), self._clock.now()
-        )
+    async def preview(
+        self, id: str, *, user_id: str | None = None, tenant_id: str = "default", connection: Any = None
+    ) -> dict[str, Any]:
+        """Return the exact request that is sent to FCM for the first device of a user, or for an example.
+
+        The placeholders of the example have their fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
+        """
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        device = None
+        if user_id is not None:
+            found = await self._run(connection, devices.list_user_devices, tenant_id, user_id, 1)
+            if not found:
+                raise device_not_found(f"of user {user_id}")
+            device = found[0]
+        return content.preview_request(campaign, self._clock.now(), device)
 
     async def timetable(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Timetable:
         """Return when each time zone is sent to, for the devices registered now. Raises NotFound."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import orjson
 
+from timebell.features.campaigns.model.audience import Device
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.push.message import MAX_TAG_BYTES, Content, EncodedContent, Message
+from timebell.features.campaigns.store.walk import placeholder_values
 
 EXAMPLE_TOKEN = "the-token-of-a-device"  # noqa: S105
 _LONGEST_ID = "0" * 36
@@ -24,23 +26,29 @@ def build_content(plan: CampaignPlan, notification_id: str) -> Content:
     tag = plan.collapse_key or notification_id
     if len(tag.encode()) > MAX_TAG_BYTES:
         tag = hashlib.sha256(tag.encode()).hexdigest()
-    return Content(plan.title, plan.body, data, plan.ttl, plan.collapse_key, tag)
+    return Content(plan.title, plan.body, data, plan.ttl, plan.collapse_key, tag, plan.appearance)
 
 
 def check_message(plan: CampaignPlan) -> None:
-    """Check that FCM would accept the message.
+    """Check that FCM would accept the message in each language, with the fallbacks of its placeholders.
 
     Raises InvalidInput (INVALID_PUSH_MESSAGE, PUSH_MESSAGE_TOO_LARGE, INVALID_BODY).
     """
     notification_id = plan.notification_id_for(_LONGEST_ID, _LONGEST_ID, _LONGEST_ID, _LONGEST_ID)
-    message.check_content(build_content(plan, notification_id), "token")
+    for language in (None, *plan.translations):
+        personal = plan.personalize({"language": language}) if plan.is_personal else plan
+        message.check_content(build_content(personal, notification_id), "token")
 
 
-def preview_request(campaign: Campaign, now: datetime) -> dict[str, Any]:
-    """Return the exact request that is sent to FCM for a device, as JSON."""
-    notification_id = campaign.plan.notification_id_for(
-        campaign.id, campaign.schedule_id, "the-id-of-a-device", "the-id-of-a-user"
-    )
-    encoded = EncodedContent(build_content(campaign.plan, notification_id), now)
-    request: dict[str, Any] = orjson.loads(Message("token", EXAMPLE_TOKEN, encoded).request())
+def preview_request(campaign: Campaign, now: datetime, device: Device | None = None) -> dict[str, Any]:
+    """Return the exact request that is sent to FCM for a device, as JSON; without one, with its fallbacks."""
+    device_id, user_id = ("the-id-of-a-device", "the-id-of-a-user") if device is None else (device.id, device.user_id)
+    notification_id = campaign.plan.notification_id_for(campaign.id, campaign.schedule_id, device_id, user_id)
+    plan = campaign.plan
+    if plan.is_personal:
+        values = {} if device is None else placeholder_values(campaign.id, device)
+        plan = plan.personalize({"campaignId": campaign.id, "deviceId": device_id, **values})
+    encoded = EncodedContent(build_content(plan, notification_id), now)
+    token = EXAMPLE_TOKEN if device is None else device.token
+    request: dict[str, Any] = orjson.loads(Message("token", token, encoded).request())
     return request

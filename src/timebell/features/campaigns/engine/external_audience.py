@@ -215,7 +215,8 @@ def _devices_from_rows(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[lis
         attributes: dict[str, Any] = {}
         for name, value in row.items():
             field = COLUMN_ALIASES.get(str(name).lower(), str(name))
-            if name == "token" or value is None or (name == key and field not in DEVICE_FIELDS):
+            is_field = field in DEVICE_FIELDS and field != "attributes"
+            if name == "token" or (value is None and is_field) or (name == key and field not in DEVICE_FIELDS):
                 continue
             if field in ("push_on", "marketing_on") and value in (0, 1):
                 fields[field] = bool(value)
@@ -223,7 +224,7 @@ def _devices_from_rows(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[lis
                 fields[field] = value.split()
             elif field == "user_id":
                 fields[field] = str(value)
-            elif field in DEVICE_FIELDS and field != "attributes":
+            elif is_field:
                 fields[field] = _to_plain_value(value)
             else:
                 attributes[field] = _to_plain_value(value)

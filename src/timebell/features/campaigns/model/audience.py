@@ -125,8 +125,16 @@ def validate_device(registration: Mapping[str, Any]) -> dict[str, Any]:
     if "topics" in device:
         device["topics"] = _parse_topics(device["topics"])
     if "attributes" in device:
-        device["attributes"] = validate_attributes(device["attributes"] or {}, "INVALID_DEVICE")
+        device["attributes"] = _parse_attribute_changes(device["attributes"])
     return device
+
+
+def _parse_attribute_changes(attributes: Any) -> dict[str, Any]:
+    """Return the attributes to set, and those to remove with the value None. Raises InvalidInput (INVALID_DEVICE)."""
+    if not isinstance(attributes, Mapping):
+        return validate_attributes(attributes or {}, "INVALID_DEVICE")
+    validate_attributes({name: value for name, value in attributes.items() if value is not None}, "INVALID_DEVICE")
+    return dict(attributes)
 
 
 def validate_attributes(attributes: Any, code: str = "INVALID_FILTER") -> dict[str, Any]:
@@ -145,9 +153,9 @@ def encode_sorted(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def hash_token(token: str) -> str:
-    """Return the hex SHA-256 digest under which a token is stored and looked up."""
-    return sha256(token.encode()).hexdigest()
+def hash_token(tenant_id: str, token: str) -> str:
+    """Return the hex SHA-256 digest under which a tenant's token is stored and looked up."""
+    return sha256(f"{tenant_id}\0{token}".encode()).hexdigest()
 
 
 def _parse_consent(value: Any, name: str) -> bool | None:

@@ -35,6 +35,11 @@ class CampaignState(StrEnum):
     STOPPED = "stopped"
     """Stopped by a user, before all recipients were reached; final except for a retry."""
     COMPLETED = "completed"
+    """Every recipient has a result, and none may be missing the message for a reason that can be mended."""
+    PARTLY_SENT = "partly_sent"
+    """Some recipients were not reached, or their result is unknown."""
+    FAILED = "failed"
+    """No message was accepted, although there were recipients."""
 
 
 class CampaignAction(StrEnum):
@@ -58,14 +63,17 @@ TRANSITIONS: dict[tuple[CampaignState, CampaignAction], CampaignState] = {
     (_S.RUNNING, _V.PAUSE): _S.PAUSED,
     (_S.RUNNING, _V.STOP): _S.STOPPED,
     (_S.RUNNING, _V.FINISH): _S.COMPLETED,
+    (_S.PAUSED, _V.EDIT): _S.PAUSED,
     (_S.PAUSED, _V.RESUME): _S.RUNNING,
     (_S.PAUSED, _V.STOP): _S.STOPPED,
     (_S.STOPPED, _V.RETRY): _S.RUNNING,
     (_S.COMPLETED, _V.RETRY): _S.RUNNING,
+    (_S.PARTLY_SENT, _V.RETRY): _S.RUNNING,
+    (_S.FAILED, _V.RETRY): _S.RUNNING,
 }
 _NO_OP_ACTIONS = {
     (_S.RUNNING, _V.START), (_S.RUNNING, _V.RESUME), (_S.PAUSED, _V.PAUSE), (_S.STOPPED, _V.STOP),
-    (_S.COMPLETED, _V.FINISH),
+    (_S.COMPLETED, _V.FINISH), (_S.PARTLY_SENT, _V.FINISH), (_S.FAILED, _V.FINISH),
 }  # fmt: skip
 
 
@@ -185,6 +193,8 @@ class ExclusionReason(StrEnum):
     """Due during quiet hours whose policy is `skip`."""
     EXPIRED = "expired"
     """Due after the campaign expires."""
+    REMOVED = "removed"
+    """Deleted after the campaign started and before its turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from timebell.errors import InvalidInput
+from timebell.features.campaigns.model import personalization
 from timebell.features.campaigns.model.audience import Filters
 from timebell.features.campaigns.model.campaign import (
     CampaignState,
@@ -17,6 +18,7 @@ from timebell.features.campaigns.model.campaign import (
     QuietHoursPolicy,
     RecipientCounts,
 )
+from timebell.features.campaigns.model.health import Health
 from timebell.model import mapping
 from timebell.model.mapping import FieldMapping
 from timebell.recurrence import Zone, resolve_local, zone
@@ -26,11 +28,14 @@ NOTIFICATION_ID_ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "user
 MAX_OPEN_CHUNKS = 8
 """Chunks sent concurrently: enough to keep the provider busy, few enough to stop soon."""
 ADAPTIVE = "adaptive"
-_CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl")
+APPEARANCE_OPTIONS = (
+    "image", "sound", "badge", "priority", "channel", "link", "actions", "analyticsLabel", "android", "apns", "webpush",
+)  # fmt: skip
+_CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl", "translations", "appearance")
 OPTION_NAMES = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceFormat", "contentType",
+    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", *APPEARANCE_OPTIONS,
 )  # fmt: skip
 
 
@@ -72,6 +77,12 @@ class CampaignPlan:
     approve_above: int | None = None
     audience_pinned: bool = False
     """Select the recipients when the campaign is created, not when it starts; consent is checked when sending."""
+    max_error_rate: float = 0.25
+    """Pause if more than this share of the recent messages was refused, apart from dead tokens; 1: never."""
+    translations: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Title and body by language tag, for recipients with that language."""
+    appearance: Mapping[str, Any] = field(default_factory=dict)
+    """Options of push/appearance.py, which checks them."""
     content_live: bool = False
     """The message may be edited during sending; chunks already sent keep the old message."""
 
@@ -99,8 +110,12 @@ class CampaignPlan:
             max_change=_fraction(values, "maxChange", 1000.0),
             approve_above=_integer(values, "approveAbove", 0, 10**12),
             audience_pinned=_one_of(values, "audienceFormat", ("live", "pinned")) == "pinned",
+            max_error_rate=0.25 if (rate := _fraction(values, "maxErrorRate", 1.0)) is None else rate,
+            translations=_translations(values),
+            appearance={name: values[name] for name in APPEARANCE_OPTIONS if name in values},
             content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
         )  # fmt: skip
+        personalization.check_placeholders(plan.texts)
         if plan.notification_id is not None:
             mapping.check_template({"notificationId": plan.notification_id}, NOTIFICATION_ID_ROOTS)
         if plan.marketing and not plan.filters.marketing_on:
@@ -130,12 +145,31 @@ class CampaignPlan:
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
             "audienceFormat": "pinned" if self.audience_pinned else None,
             "contentType": "live" if self.content_live else None,
+            "maxErrorRate": self.max_error_rate, "translations": self.translations or None, **self.appearance,
         }  # fmt: skip
         return {name: value for name, value in options.items() if value is not None}
 
     def with_content_from(self, other: CampaignPlan) -> CampaignPlan:
         """Return this plan with the content of another."""
         return replace(self, **{name: getattr(other, name) for name in _CONTENT_FIELDS})
+
+    @property
+    def texts(self) -> list[Any]:
+        """The parts of the message that may have placeholders."""
+        return [self.title, self.body, dict(self.data), dict(self.translations), dict(self.appearance)]
+
+    @property
+    def is_personal(self) -> bool:
+        """True if recipients get different texts."""
+        return bool(self.translations) or personalization.has_placeholders(self.texts)
+
+    def personalize(self, values: Mapping[str, Any]) -> CampaignPlan:
+        """Return the plan with the texts of one recipient; `values` are those of the placeholders."""
+        chosen = personalization.choose_language(self.translations, values.get("language"))
+        title, body, data, _, appearance = personalization.render(
+            [chosen.get("title", self.title), chosen.get("body", self.body), *self.texts[2:]], values
+        )
+        return replace(self, title=title, body=body, data=data, appearance=appearance)
 
     @property
     def is_zone_dependent(self) -> bool:
@@ -294,6 +328,12 @@ class Campaign:
     excluded: dict[str, int] = field(default_factory=dict)
     """Numbers of recipients excluded so far, by ExclusionReason."""
     pinned_at: datetime | None = None
+    registered: int | None = None
+    """Devices that were registered when the campaign started."""
+    all_opened: bool = False
+    """True once every recipient is in an opened chunk or excluded, and `excluded` is exact."""
+    possible_duplicates: int = 0
+    health: Health = field(default_factory=Health)
 
     @property
     def filters(self) -> Filters:
@@ -315,8 +355,14 @@ class Campaign:
 
     @property
     def all_chunks_opened(self) -> bool:
-        """True once every recipient is in an opened chunk or excluded."""
-        return self.started_at is not None and all(progress.done for progress in self.zone_progress)
+        """True once no job is needed to open more chunks."""
+        return self.all_opened and all(progress.done for progress in self.zone_progress)
+
+    def final_state(self) -> CampaignState:
+        """Return the state in which the campaign ends, by its results."""
+        if self.opened and not self.accepted:
+            return CampaignState.FAILED
+        return CampaignState.PARTLY_SENT if self.unknown + self.unsent else CampaignState.COMPLETED
 
     def counts(self) -> RecipientCounts:
         """Return the counts of the recipients in opened chunks."""
@@ -424,6 +470,16 @@ def _expiry(options: Mapping[str, Any]) -> datetime | None:
     if expires_at is None:
         raise _invalid(f"expiresAt is {value!r:.60}, not an instant such as 2027-03-01T12:00:00Z")
     return expires_at
+
+
+def _translations(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    value = _object(options, "translations")
+    for language, texts in value.items():
+        if not isinstance(texts, Mapping) or texts.keys() - {"title", "body"} or not texts:
+            raise _invalid(f'translations.{language!s:.20} must be like {{"title": "...", "body": "..."}}')
+        for name in texts:
+            _text(texts, name)
+    return {str(language): dict(texts) for language, texts in value.items()}
 
 
 def _canary(options: Mapping[str, Any]) -> Canary | None:

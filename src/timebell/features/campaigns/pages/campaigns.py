@@ -17,7 +17,8 @@ from timebell.features.campaigns.store.progress import ChunkMap
 
 STATE_LABELS = {
     "pending": ("wait", "Planned"), "running": ("run", "Sending"), "paused": ("paused", "Paused"),
-    "stopped": ("skip", "Stopped"), "completed": ("ok", "Sent"),
+    "stopped": ("skip", "Stopped"), "completed": ("ok", "Sent"), "partly_sent": ("retry", "Partly sent"),
+    "failed": ("bad", "Failed"),
 }  # fmt: skip
 # Prefixes of the pause reason of a campaign that waits for approval.
 GATE_REASONS = ("approval", "ceiling", "change", "canary")
@@ -154,7 +155,7 @@ async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]
     opened = record["opened"]
     processed = opened - record["counts"].get("pending", 0)
     total = opened
-    if record["state"] != "completed":
+    if record["state"] not in ("completed", "partly_sent", "failed"):
         total = max(audience_size, opened, record["expected"] or 0)
     rate = chunk_map.recently_ended / PACE_WINDOW_SECONDS if record["state"] == "running" else 0.0
     chunk_count = max(-(-total // record["chunkSize"]), sum(cell.chunks for cell in chunk_map.cells))

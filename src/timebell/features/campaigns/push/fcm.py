@@ -13,6 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -98,15 +99,16 @@ class FcmProvider:
         self._check_timer: asyncio.TimerHandle | None = None
         self._pace_timer: asyncio.TimerHandle | None = None
 
-    async def ready(self) -> None:
+    async def ready(self) -> PushResult | None:
         try:
             self._token = await self._account.token()
         except TokenUnavailable as error:
             log.warning("could not obtain an access token for %s: %s", self._authority, error)
-            return
+            return _token_result(error) if error.permanent else None
         if not self._active_connections and not self._opening:
             self._open_more(asyncio.get_running_loop().time())
             self._schedule_check()
+        return None
 
     async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:
         if not messages:
@@ -115,10 +117,7 @@ class FcmProvider:
         try:
             self._token = await self._account.token()
         except TokenUnavailable as error:
-            retry_after = None if error.permanent else CONNECT_RETRY_SECONDS
-            result = PushResult(
-                SendOutcome.RETRY, code="FCM_TOKEN_UNAVAILABLE", error=str(error), retry_after=retry_after
-            )
+            result = _token_result(error)
             for index in range(len(messages)):
                 on_result(index, result)
             return
@@ -230,8 +229,13 @@ class FcmProvider:
                 if item.sends < 2:
                     self._resend_with_new_token(item)
                     return
+                result = replace(result, blocks_account=True)  # FCM refuses a token that it has just issued
             elif result.retry_after is not None and self._pace is not None:
                 self._pace.slow_down(asyncio.get_running_loop().time(), result.retry_after)
+        elif result.outcome is SendOutcome.UNKNOWN and self._pace is not None:
+            self._pace.back_off(asyncio.get_running_loop().time())
+        elif result.outcome is SendOutcome.ACCEPTED and self._pace is not None:
+            self._pace.reset_back_off()
         self._report(item, result)
 
     def _resend_with_new_token(self, item: _Item) -> None:
@@ -241,7 +245,7 @@ class FcmProvider:
             try:
                 self._token = await self._account.token()
             except TokenUnavailable as error:
-                self._report(item, PushResult(SendOutcome.RETRY, code="FCM_TOKEN_UNAVAILABLE", error=str(error)))
+                self._report(item, _token_result(error))
                 return
             self._queue.append(item)
             self._send_queued()
@@ -348,6 +352,14 @@ class FcmProvider:
         self._send_queued()
         if self._active_connections or self._queue:
             self._schedule_check()
+
+
+def _token_result(error: TokenUnavailable) -> PushResult:
+    """Return the result of messages without an access token."""
+    return PushResult(
+        SendOutcome.RETRY, code="FCM_TOKEN_UNAVAILABLE", error=str(error), blocks_account=error.permanent,
+        retry_after=None if error.permanent else CONNECT_RETRY_SECONDS,
+    )  # fmt: skip
 
 
 def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:

@@ -1,7 +1,8 @@
 """Map HTTP responses of FCM to results: all codes of its reference, and unexpected responses. Does no I/O.
 
 Only an FcmError is a definite statement of FCM. A bare 5xx may come from a proxy after FCM accepted the message, so the
-outcome is unknown; INTERNAL and UNSPECIFIED_ERROR leave it open as well.
+outcome is unknown; INTERNAL and UNSPECIFIED_ERROR leave it open as well. A 503 means by definition that the server
+could not handle the request, so it is sent again, as FCM's own SDKs do.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def _result_for_code(
             return PushResult(SendOutcome.REFUSED, code=code, error=description, token_is_dead=True)
         case "INVALID_ARGUMENT":
             return PushResult(SendOutcome.REFUSED, code=code, error=description, token_is_dead=_blames_token(error))
-        case "SENDER_ID_MISMATCH" | "THIRD_PARTY_AUTH_ERROR" | "PERMISSION_DENIED" | "NOT_FOUND" | "REFUSED":
+        case "PERMISSION_DENIED" | "NOT_FOUND":  # without an FcmError: about the project, not about the token
+            return PushResult(SendOutcome.REFUSED, code=code, error=description, blocks_account=True)
+        case "SENDER_ID_MISMATCH" | "THIRD_PARTY_AUTH_ERROR" | "REFUSED":
             return PushResult(SendOutcome.REFUSED, code=code, error=description)
         case "QUOTA_EXCEEDED":
             pause = QUOTA_PAUSE if retry_delay is None else retry_delay
@@ -79,7 +82,7 @@ def _fcm_code(error: dict[str, Any]) -> str | None:
 def _code_for_status(status: int) -> str:
     """Return the code of a response without an FcmError."""
     codes = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-          429: "QUOTA_EXCEEDED"}  # fmt: skip
+          429: "QUOTA_EXCEEDED", 503: "UNAVAILABLE"}  # fmt: skip
     return codes.get(status) or ("REFUSED" if 300 <= status < 500 else "UNEXPLAINED_5XX")
 
 

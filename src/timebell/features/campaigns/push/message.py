@@ -15,6 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from timebell.errors import InvalidInput
+from timebell.features.campaigns.push.appearance import apply_appearance, check_appearance
 
 RecipientKind = Literal["token", "topic", "condition"]
 
@@ -41,6 +42,8 @@ class Content:
     ttl: int | None = None
     collapse_key: str | None = None
     tag: str | None = None
+    appearance: Mapping[str, Any] = field(default_factory=dict)
+    """See appearance.py."""
 
     def to_fcm(self, now: datetime) -> dict[str, Any]:
         """Return FCM's `Message` without recipient. `now` (aware) is needed because APNs expects an expiry time."""
@@ -67,17 +70,22 @@ class Content:
             message["android"] = android
         if apns:
             message["apns"] = {"headers": apns}
+        if self.appearance:
+            apply_appearance(message, self.appearance)
         return message
 
     @property
     def payload_bytes(self) -> int:
-        """The size that FCM limits: keys and values of `data`, title and body, in UTF-8."""
+        """The size that FCM limits: keys and values of `data`, title, body and platform fields, in UTF-8."""
         texts = [*self.data, *self.data.values(), self.title or "", self.body or ""]
-        return sum(len(text.encode()) for text in texts)
+        return sum(len(text.encode()) for text in texts) + (
+            len(orjson.dumps(dict(self.appearance))) if self.appearance else 0
+        )
 
 
 def check_content(content: Content, kind: RecipientKind) -> None:
     """Check the content against FCM's rules. Raises InvalidInput (INVALID_PUSH_MESSAGE, PUSH_MESSAGE_TOO_LARGE)."""
+    check_appearance(content.appearance)
     if content.title is None and content.body is None and not content.data:
         raise _invalid("The message is empty", "Specify a title, a body or data.")
     for key, value in content.data.items():

@@ -32,7 +32,8 @@ class PushResult:
     """The result of one message: an `id` if accepted, otherwise a `code` (UPPER_SNAKE) and an `error`.
 
     `retry_after`: seconds to wait (RETRY). `token_is_dead`: remove the token (REFUSED). `uncounted`: the message only
-    waited for quota or in the queue, so the retry uses no attempt of the budget (RETRY).
+    waited for quota or in the queue, so the retry uses no attempt of the budget (RETRY). `blocks_account`: the provider
+    refuses every message of this account until a person changes its configuration.
     """
 
     outcome: SendOutcome
@@ -42,6 +43,7 @@ class PushResult:
     retry_after: float | None = None
     token_is_dead: bool = False
     uncounted: bool = False
+    blocks_account: bool = False
 
 
 OnResult = Callable[[int, PushResult], None]
@@ -53,8 +55,12 @@ class Provider(Protocol):
 
     name: str
 
-    async def ready(self) -> None:
-        """Prepare what the first message would wait for, such as a token or a connection. Failures are ignored."""
+    async def ready(self) -> PushResult | None:
+        """Prepare what the first message would wait for, such as a token or a connection.
+
+        Returns the result of every message if the provider refuses the account, otherwise None. Other failures are
+        ignored.
+        """
         ...
 
     async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from timebell.errors import InvalidInput, Refused
 from timebell.features.campaigns.push import message
+from timebell.features.campaigns.push.appearance import APPEARANCE_OPTIONS
 from timebell.features.campaigns.push.message import Content, EncodedContent, Message, RecipientKind
 from timebell.features.campaigns.push.provider import Provider, PushResult, SendOutcome
 from timebell.model import mapping
@@ -41,6 +42,7 @@ TEMPLATE_OPTIONS = (
     "ttl",
     "collapseKey",
     "notificationId",
+    *APPEARANCE_OPTIONS,
 )
 OPTIONS = (*TEMPLATE_OPTIONS, "fields", "unknown")
 SAMPLE_DEVICE = "the-token-of-a-device"
@@ -67,7 +69,7 @@ class PushTarget:
     """Sends push notifications.
 
     Options: one of `tokens`, `topic`, `condition` and `userId` (the devices of that user); `title`, `body`, `data`,
-    `ttl` (seconds), `collapseKey` and `notificationId`, all of which may contain placeholders
+    `ttl` (seconds), `collapseKey`, `notificationId` and those of appearance.py, all of which may contain placeholders
     (`timebell.model.mapping`); `fields`: adds the payload's fields to `data`, for example
     `{"rename": {"bible_code": "bibleCode"}}`; `unknown`: "retry" (default) or "leave".
 
@@ -81,7 +83,7 @@ class PushTarget:
     def __init__(self, provider: Callable[[], Provider], now: Callable[[], datetime]) -> None:
         self._create_provider, self._now = provider, now
         self._provider: Provider | None = None
-        self._warming: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[PushResult | None] | None = None
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Validate options.
@@ -256,7 +258,8 @@ def _parse_document(
     tag = texts["collapseKey"] or notification
     if len(tag.encode()) > message.MAX_TAG_BYTES:
         tag = hashlib.sha256(tag.encode()).hexdigest()
-    content = Content(texts["title"], texts["body"], data, ttl, texts["collapseKey"], tag or None)
+    appearance = {name: document[name] for name in APPEARANCE_OPTIONS if document.get(name) is not None}
+    content = Content(texts["title"], texts["body"], data, ttl, texts["collapseKey"], tag or None, appearance)
     message.check_content(content, kind)
     return kind, recipients, content, notification
 

@@ -116,8 +116,8 @@ def store_page(
         return None
     if registrations:
         device_rows.register_devices(tx, audience.tenant_id, registrations, now)
-        hashes = [hash_token(token) for token, _ in registrations]
-        registered = (devices.c.tenant_id == audience.tenant_id) & devices.c.token_hash.in_(hashes)
+        hashes = [hash_token(audience.tenant_id, token) for token, _ in registrations]
+        registered = devices.c.token_hash.in_(hashes)
         tx.execute(tx.dialect.upsert(members, replace=("generation",)), [
             {"tenant_id": audience.tenant_id, "audience": audience.name, "device_id": id_,
              "generation": audience.loading}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, case, delete, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, insert, literal, select, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.features.campaigns.model.audience import Device
-from timebell.features.campaigns.model.campaign import CampaignAction, CampaignState, next_state
+from timebell.features.campaigns.model.campaign import CampaignAction, CampaignState, ExclusionReason, next_state
 from timebell.features.campaigns.model.campaign_plan import (
     Campaign,
     CampaignPlan,
@@ -19,7 +19,9 @@ from timebell.features.campaigns.model.campaign_plan import (
     earliest_send_at,
     pinned_audience,
 )
+from timebell.features.campaigns.model.health import Health
 from timebell.features.campaigns.store import devices as device_rows
+from timebell.features.campaigns.store import walk
 from timebell.features.campaigns.store.tables import audiences, campaigns, chunks, deliveries, devices, members
 from timebell.ids import new_id
 from timebell.model.job import NewJob
@@ -38,8 +40,13 @@ AUDIENCE_READ_TIMEOUT_SECONDS = 3600.0
 CHUNK_RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
 """Retries after the death of a node. Messages that the provider rejects temporarily are counted per chunk instead."""
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
-CANARY, APPROVAL = "canary", "approval"
-TERMINAL_STATES = (CampaignState.STOPPED, CampaignState.COMPLETED)
+# The beginnings of the reasons why Timebell itself pauses a campaign.
+CANARY, APPROVAL, CEILING, CHANGE, ERRORS, BLOCKED = "canary", "approval", "ceiling", "change", "errors", "blocked"
+EDITED = "edited"
+"""The reason of a campaign that a size check paused and that was edited since: the check is repeated."""
+TERMINAL_STATES = (
+    CampaignState.STOPPED, CampaignState.COMPLETED, CampaignState.PARTLY_SENT, CampaignState.FAILED
+)  # fmt: skip
 
 c = campaigns.c
 
@@ -127,8 +134,9 @@ def create_for_occurrence(
 def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> None:
     """Check that the audience exists and the topic has devices.
 
-    Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE): the campaign would have no recipients.
+    Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE, INVALID_FILTER): the campaign would have no recipients.
     """
+    device_rows.check_attribute_types(tx, tenant_id, plan.filters)
     audience = plan.filters.audience
     matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
     if audience is not None and tx.execute(select(audiences.c.name).where(matches)).first() is None:
@@ -165,13 +173,24 @@ def enqueue_recipient_count(tx: Transaction, campaign: Campaign, now: datetime) 
     )])  # fmt: skip
 
 
-def set_expected(tx: Transaction, id_: str, count: int) -> None:
-    """Store the expected number of recipients, unless it is set.
+def count_recipients(tx: Transaction, id_: str) -> int | None:
+    """Count the registered, expected and excluded devices of a campaign that has started; return the expected ones.
 
-    At least the number already sent to, because some of those devices may have been deleted before the count.
+    None if the campaign does not exist, or if its walk has ended and the exact numbers are stored.
     """
-    at_least = case((c.opened > count, c.opened), else_=count)
-    tx.execute(update(campaigns).where(c.id == id_, c.expected.is_(None)).values(expected=at_least))
+    campaign = find_campaign(tx, None, id_)
+    if campaign is None or campaign.cutoff is None or campaign.all_opened:
+        return None
+    registered, expected, excluded = walk.count_registered(tx, campaign)
+    campaign = find_campaign(tx, None, id_, lock=True)  # only now, because the count may take a second
+    if campaign is None or campaign.all_opened:
+        return None
+    campaign.registered, campaign.expected = registered, max(expected, campaign.opened)
+    no_token = campaign.excluded.get(ExclusionReason.NO_TOKEN.value, 0)
+    campaign.excluded = excluded
+    campaign.exclude(ExclusionReason.NO_TOKEN, no_token)
+    save_campaign(tx, campaign, campaign.updated_at)
+    return campaign.expected
 
 
 def find_campaign(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:
@@ -202,6 +221,8 @@ def edit_campaign(
 ) -> Campaign | None:  # fmt: skip
     """Edit a campaign that has not started, or the content of a running one whose plan has `content_live`.
 
+    A campaign that a size check has paused stays paused; when it is resumed, the check is repeated.
+
     None for an unknown id. Raises Conflict (CAMPAIGN_STATE, CAMPAIGN_CHANGED), and the errors of `change`.
     """
     campaign = find_campaign(tx, tenant_id, id_, lock=True)
@@ -211,7 +232,8 @@ def edit_campaign(
         campaign.started_at is not None and campaign.plan.content_live and campaign.state not in TERMINAL_STATES
     )
     if not is_live_edit:
-        next_state(campaign.state, CampaignAction.EDIT)
+        is_sending = campaign.state is CampaignState.PAUSED and campaign.started_at is not None
+        next_state(CampaignState.RUNNING if is_sending else campaign.state, CampaignAction.EDIT)
     if revision is not None and revision != campaign.revision:
         raise Conflict(
             f"The campaign is at revision {campaign.revision}, not {revision}.",
@@ -236,7 +258,10 @@ def edit_campaign(
     _apply_pin(tx, changed, now)
     if campaign.job_id is not None:
         repository.cancel(tx, tenant_id, campaign.job_id, now)
-    enqueue_chunk(tx, changed, earliest_send_at(changed.plan, changed.send_at), now)
+    if campaign.state is CampaignState.PAUSED:
+        changed.reason, changed.approved_by, changed.expected = EDITED, None, None
+    else:
+        enqueue_chunk(tx, changed, earliest_send_at(changed.plan, changed.send_at), now)
     return save_campaign(tx, changed, now)
 
 
@@ -267,27 +292,42 @@ def resume_campaign(
 ) -> Campaign | None:  # fmt: skip
     """Resume a campaign at its cursor. None for an unknown id.
 
-    Resuming counts as approval: the check that paused it (canary, size) is not repeated. Raises Refused
-    (APPROVAL_MISSING) if it was paused before its start and the caller may not approve.
+    Resuming counts as approval: the check that paused it (canary, size) is not repeated, unless the campaign was
+    edited since. Recipients that a pause for errors left unsent are sent to again. Raises Refused (APPROVAL_MISSING)
+    if a size check paused it before its start and the caller may not approve.
     """
     campaign = find_campaign(tx, tenant_id, id_, lock=True)
     if campaign is None:
         return None
+    needs_approval = campaign.started_at is None and campaign.reason is not None and campaign.reason != EDITED
     if next_state(campaign.state, CampaignAction.RESUME) is campaign.state:
         if campaign.open_chunks or (campaign.job_id is not None and _is_live_job(tx, campaign.job_id)):
             return campaign
-    elif campaign.started_at is None and not can_approve:
+    elif needs_approval and not can_approve:
         raise Refused(
             f"The campaign requires approval ({campaign.reason}).", code="APPROVAL_MISSING",
             fix="An admin can approve it: POST /campaigns/{id}/approve.",
         )  # fmt: skip
     if campaign.reason == CANARY:
         campaign.plan = dataclasses.replace(campaign.plan, canary=None)
-    if campaign.started_at is None:  # a size check prevented its start
+    if needs_approval:
         campaign.approved_by = actor or "unknown"
+    if campaign.unsent:
+        campaign.zone_progress.insert(0, _retry_pass(campaign, [UNSENT], now))
+    campaign.health.reset_sample()
     campaign.state, campaign.reason = CampaignState.RUNNING, None
-    enqueue_next_or_complete(tx, campaign, now)
+    if campaign.started_at is None:
+        campaign.state = CampaignState.PENDING
+        enqueue_chunk(tx, campaign, max(now, earliest_send_at(campaign.plan, campaign.send_at)), now)
+    else:
+        enqueue_next_or_complete(tx, campaign, now)
     return save_campaign(tx, campaign, now)
+
+
+def _retry_pass(campaign: Campaign, states: Sequence[str], now: datetime) -> ZoneProgress:
+    """Return a pass through the recipients of opened chunks that are in these states."""
+    campaign.round += 1
+    return ZoneProgress(None, now, of="ledger", until=campaign.next_chunk, states=states)
 
 
 def _is_live_job(tx: Transaction, job_id: str) -> bool:
@@ -319,13 +359,12 @@ def retry_campaign(
     campaign.state = next_state(campaign.state, CampaignAction.RETRY)
     states = [UNSENT, REFUSED, *([UNKNOWN] if include_unknown else [])]
     if campaign.started_at is not None:
-        campaign.round += 1
-        retry_pass = ZoneProgress(None, now, of="ledger", until=campaign.next_chunk, states=states)
         campaign.zone_progress = [
-            retry_pass,
+            _retry_pass(campaign, states, now),
             *(zone for zone in campaign.zone_progress if not zone.done and zone.of == "devices"),
         ]
     campaign.ended_at = campaign.reason = None
+    campaign.health.reset_sample()
     if campaign.started_at is None:  # stopped before it started
         campaign.state = CampaignState.PENDING
     enqueue_next_or_complete(tx, campaign, now)
@@ -337,7 +376,8 @@ def enqueue_next_or_complete(tx: Transaction, campaign: Campaign, now: datetime)
     if not campaign.all_chunks_opened:
         enqueue_chunk(tx, campaign, now, now)
     elif not campaign.open_chunks:
-        campaign.job_id, campaign.state, campaign.ended_at = None, CampaignState.COMPLETED, now
+        campaign.job_id, campaign.state, campaign.ended_at = None, campaign.final_state(), now
+        campaign.reason = campaign.health.describe_codes() if campaign.state is not CampaignState.COMPLETED else None
 
 
 def list_deliveries(
@@ -345,7 +385,9 @@ def list_deliveries(
 ) -> Page[Mapping[str, Any]]:  # fmt: skip
     """Return a page of a campaign's recipients with their results, in recipient id order."""
     t = deliveries.c
-    query = select(t.recipient, t.state, t.code, t.message_id, t.chunk).where(t.campaign_id == campaign_id)
+    query = select(t.recipient, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends).where(
+        t.campaign_id == campaign_id
+    )
     if state is not None:
         query = query.where(t.state == state)
     if after_id is not None:
@@ -358,7 +400,7 @@ def list_deliveries(
 
 def list_remaining(tx: Transaction, campaign: Campaign, limit: int, after_id: str | None) -> Page[Device]:
     """Return a page of the devices that a campaign was not sent to yet, in id order."""
-    query = select(devices).where(*_remaining_conditions(campaign)).order_by(devices.c.id).limit(limit + 1)
+    query = select(devices).where(*walk.remaining_conditions(campaign)).order_by(devices.c.id).limit(limit + 1)
     if after_id is not None:
         query = query.where(devices.c.id > after_id)
     rows = [device_rows.device_from_row(row) for row in tx.execute(query)]
@@ -367,23 +409,7 @@ def list_remaining(tx: Transaction, campaign: Campaign, limit: int, after_id: st
 
 def count_remaining(tx: Transaction, campaign: Campaign) -> int:
     """Return the number of devices that a campaign was not sent to yet."""
-    return int(tx.execute(select(func.count()).where(*_remaining_conditions(campaign))).scalar_one())
-
-
-def _remaining_conditions(campaign: Campaign) -> list[ColumnElement[bool]]:
-    conditions = device_rows.audience_conditions(campaign.tenant_id, campaign.filters, campaign.cutoff)
-    if campaign.started_at is None:
-        return conditions
-    passes = [zone for zone in campaign.zone_progress if zone.of == "devices"]
-    if not campaign.plan.is_zone_dependent:
-        return [
-            *conditions,
-            or_(devices.c.id == "", *(devices.c.id > zone.cursor for zone in passes if zone.why or not zone.done)),
-        ]
-    sent = select(deliveries.c.recipient).where(
-        deliveries.c.campaign_id == campaign.id, deliveries.c.recipient == devices.c.id
-    )
-    return [*conditions, ~sent.exists()]
+    return int(tx.execute(select(func.count()).where(*walk.remaining_conditions(campaign))).scalar_one())
 
 
 def previous_recipient_count(tx: Transaction, campaign: Campaign) -> int | None:
@@ -392,7 +418,7 @@ def previous_recipient_count(tx: Transaction, campaign: Campaign) -> int | None:
         return None
     query = select(c.opened).where(
         c.tenant_id == campaign.tenant_id, c.name == campaign.name, c.id != campaign.id,
-        c.state == CampaignState.COMPLETED.value,
+        c.state.in_([CampaignState.COMPLETED.value, CampaignState.PARTLY_SENT.value]),
     )  # fmt: skip
     return tx.execute(query.order_by(c.id.desc()).limit(1)).scalar()
 
@@ -425,7 +451,8 @@ def save_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> Campaig
 _PLAIN_COLUMNS = (
     "name", "reason", "send_at", "timezone", "schedule_id", "job_id", "next_chunk", "cutoff", "round", "open_chunks",
     "opened", "accepted", "refused", "unknown", "unsent", "expected", "revision", "approved_by", "created_at",
-    "created_by", "updated_at", "started_at", "ended_at", "pinned_at",
+    "created_by", "updated_at", "started_at", "ended_at", "pinned_at", "registered", "all_opened",
+    "possible_duplicates",
 )  # fmt: skip
 
 
@@ -434,6 +461,7 @@ def _campaign_to_row(campaign: Campaign) -> dict[str, Any]:
         **{name: getattr(campaign, name) for name in _PLAIN_COLUMNS}, "state": campaign.state.value,
         "spec": encode(campaign.plan.to_json(), "campaign"),
         "lanes": encode([zone.to_json() for zone in campaign.zone_progress]), "excluded": encode(campaign.excluded),
+        "health": encode(campaign.health.to_json()),
     }  # fmt: skip
 
 
@@ -444,7 +472,7 @@ def campaign_from_row(row: Row[Any]) -> Campaign:
         id=row.id, tenant_id=row.tenant_id, state=CampaignState(row.state),
         plan=CampaignPlan.from_json(decode(row.spec)),
         zone_progress=[ZoneProgress.from_json(zone) for zone in decode(row.lanes) or []],
-        excluded=decode(row.excluded) or {}, **plain,
+        excluded=decode(row.excluded) or {}, health=Health.from_json(decode(row.health)), **plain,
     )  # fmt: skip
 
 

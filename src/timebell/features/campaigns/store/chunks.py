@@ -1,75 +1,99 @@
 """Chunks of a campaign: opened in one transaction before anything is sent, closed in another with the results.
 
-Opening a chunk advances the cursor, records its recipients, and inserts the job of the next chunk. If a node dies, the
-cursor is correct and the open chunk lists the recipients that may have received a message, so none gets a second one
-by accident.
+Opening a chunk advances the cursor, records its recipients, and inserts the job of the next chunk. The messages of a
+chunk are posted in batches. Each batch is announced by `record_posted` before its first message, in the transaction
+that stores the results of the previous batch. If a node dies, the cursor is correct, the recipients of the announced
+batch have an unknown result, and all others of the chunk are sent to by the next attempt.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, bindparam, func, insert, or_, select, update
+from sqlalchemy import Row, func, insert, select, update
 
-from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
-from timebell.features.campaigns.model.campaign_plan import (
-    MAX_OPEN_CHUNKS,
-    Campaign,
-    Canary,
-    ZoneProgress,
-    next_zone,
-    plan_zones,
-)
-from timebell.features.campaigns.store import audiences
+from timebell.features.campaigns.model.campaign import CampaignState
+from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.features.campaigns.store import devices as device_rows
-from timebell.features.campaigns.store.campaigns import APPROVAL, CANARY, REFUSED, UNKNOWN, UNSENT
-from timebell.features.campaigns.store.tables import chunks, deliveries, devices
+from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, ERRORS, REFUSED, UNKNOWN, UNSENT
+from timebell.features.campaigns.store.start import start_when_due
+from timebell.features.campaigns.store.tables import campaigns, chunks, deliveries, devices
+from timebell.features.campaigns.store.walk import (
+    Recipient,
+    next_due_zone,
+    recipient_columns,
+    recipient_from_row,
+    select_recipients,
+)
 from timebell.store.transaction import Transaction
 
-MAX_SEND_ATTEMPTS = 4
-"""Attempts to send a chunk with messages that the provider rejects temporarily."""
+POST_BATCH_SIZE = 100
+"""Recipients of a chunk that may be in flight: the results that a crash leaves unknown."""
+MAX_RETRY_TIME = timedelta(hours=6)
+"""How long messages that the provider rejects temporarily are retried, unless they expire sooner."""
 SENDING, WAITING, DONE = "sending", "waiting", "done"
 _DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state")
 
 
-@dataclass(frozen=True, slots=True)
-class Recipient:
-    """A recipient of a chunk: the id and token of a device."""
-
-    id: str
-    token: str
-    user_id: str | None
+class ChunkTakenOver(Exception):
+    """Another attempt of the chunk's job has started: the attempt number is the fence."""
 
 
 @dataclass(slots=True)
 class OpenedChunk:
-    """A chunk to send now; without recipients, `reason` says why there is none."""
+    """A chunk to send now; without recipients, `reason` says why there is none.
+
+    `attempts_used` counts its previous attempts that the provider rejected temporarily.
+    """
 
     campaign: Campaign | None
     number: int = 0
     recipients: list[Recipient] = field(default_factory=list)
     reason: str = ""
+    attempts_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """Result of one recipient; `state` is accepted, refused or unknown."""
+    """Result of one recipient; `state` is accepted, refused or unknown, or sending if it is to be sent to again.
+
+    `is_uncertain`: the message may have arrived nevertheless. `was_posted` is false if it never left this node.
+    """
 
     recipient: Recipient
     state: str
     code: str | None = None
     message_id: str | None = None
-    is_token_dead: bool = False
+    is_uncertain: bool = False
+    was_posted: bool = True
+
+
+@dataclass(slots=True)
+class ChunkSummary:
+    """The results of one attempt at a chunk.
+
+    `codes` of all errors; `finished` recipients, `failed` ones among them as `Health` defines it; `dead` devices (id,
+    token) to remove. `blocked`: the reason why the provider refuses all messages of the account. `uses_attempt`: the
+    messages that are not sent were rejected, and did not only wait for the quota.
+    """
+
+    codes: list[str] = field(default_factory=list)
+    finished: int = 0
+    failed: int = 0
+    dead: list[tuple[str, str]] = field(default_factory=list)
+    blocked: str | None = None
+    uses_attempt: bool = True
 
 
 def open_chunk(
     tx: Transaction, campaign_id: str, number: int, job_id: str, attempt: int, now: datetime
 ) -> OpenedChunk:  # fmt: skip
-    """Open a chunk, or resume the one that an earlier attempt of this job opened.
+    """Open a chunk, or resume the one that an earlier attempt of this job opened. Its first batch may be posted.
 
     The campaign stays locked until the end of the transaction, so chunks are opened one at a time.
     """
@@ -82,8 +106,10 @@ def open_chunk(
         return _resume_chunk(tx, campaign, chunk, attempt, now)
     if number != campaign.next_chunk or campaign.job_id != job_id:
         return OpenedChunk(campaign, reason="Another job continues the campaign.")
-    if campaign.started_at is None and campaign.state in (CampaignState.PENDING, CampaignState.RUNNING):
-        _start_campaign(tx, campaign, now)
+    may_start = campaign.started_at is None and campaign.state in (CampaignState.PENDING, CampaignState.RUNNING)
+    if may_start and (reason := start_when_due(tx, campaign, now)) is not None:
+        rows.save_campaign(tx, campaign, now)
+        return OpenedChunk(campaign, reason=reason)
     if campaign.state is not CampaignState.RUNNING:
         campaign.job_id = None
         rows.save_campaign(tx, campaign, now)
@@ -93,52 +119,14 @@ def open_chunk(
     return opened
 
 
-def _start_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> None:
-    """Start a campaign, or pause it if a size check fails."""
-    plan = campaign.plan
-    if plan.requires_size_check and campaign.approved_by is None:
-        campaign.expected = device_rows.count_devices(tx, campaign.tenant_id, campaign.filters, now)
-        if (reason := _failed_size_check(tx, campaign, campaign.expected)) is not None:
-            campaign.state, campaign.reason = CampaignState.PAUSED, reason
-            return
-    elif campaign.expected is None:
-        rows.enqueue_recipient_count(tx, campaign, now)
-    zones = (
-        list(device_rows.count_by_timezone(tx, campaign.tenant_id, campaign.filters, now))
-        if plan.is_zone_dependent
-        else []
-    )
-    campaign.state, campaign.started_at, campaign.cutoff = CampaignState.RUNNING, now, now
-    campaign.zone_progress = plan_zones(plan, campaign.send_at, campaign.timezone, zones)
-    if plan.filters.audience is not None:
-        campaign.exclude(
-            ExclusionReason.NO_TOKEN, audiences.count_without_token(tx, campaign.tenant_id, plan.filters.audience)
-        )
-    if plan.is_zone_dependent:  # count the filtered-out devices of zones without recipients
-        zone_names = {name or campaign.timezone for name in zones}
-        other_zones: list[ColumnElement[bool]] = [
-            devices.c.timezone.not_in(zone_names) if zone_names else devices.c.timezone.is_not(None)
-        ]
-        if campaign.timezone not in zone_names:
-            other_zones = [or_(*other_zones, devices.c.timezone.is_(None))]
-        _count_filtered_out(tx, campaign, *other_zones)
-
-
-def _failed_size_check(tx: Transaction, campaign: Campaign, count: int) -> str | None:
-    """Return why `count` recipients prevent the start, if they do."""
-    plan = campaign.plan
-    if plan.max_recipients is not None and count > plan.max_recipients:
-        return f"ceiling: {count} recipients, at most {plan.max_recipients}"
-    previous = rows.previous_recipient_count(tx, campaign) if plan.max_change is not None else None
-    if (
-        previous is not None
-        and plan.max_change is not None
-        and abs(count - previous) > plan.max_change * max(previous, 1)
-    ):
-        return f"change: {count} recipients, {previous} in the previous campaign"
-    if plan.approve_above is not None and count > plan.approve_above:
-        return f"{APPROVAL}: {count} recipients, more than {plan.approve_above}"
-    return None
+def block_campaign(tx: Transaction, campaign_id: str, job_id: str, reason: str, now: datetime) -> None:
+    """Pause a campaign before its next chunk, because the provider refuses all messages of the account."""
+    campaign = rows.find_campaign(tx, None, campaign_id, lock=True)
+    if campaign is None or campaign.job_id != job_id:
+        return
+    if campaign.state in (CampaignState.PENDING, CampaignState.RUNNING):
+        campaign.state, campaign.reason, campaign.job_id = CampaignState.PAUSED, f"{BLOCKED}: {reason}", None
+        rows.save_campaign(tx, campaign, now)
 
 
 def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: int, now: datetime) -> OpenedChunk:
@@ -152,28 +140,34 @@ def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: 
             return OpenedChunk(campaign, reason=reason)
         size = min(size, canary.size - campaign.opened) or size
     while True:
-        progress, at = _next_due_zone(tx, campaign, now)
+        progress, at = next_due_zone(tx, campaign, now)
         if progress is None:
             rows.enqueue_next_or_complete(tx, campaign, now)
             return OpenedChunk(campaign, reason="No recipients are left.")
         if at > now:
             rows.enqueue_chunk(tx, campaign, at, now)
             return OpenedChunk(campaign, reason=f"No recipients are due before {at.isoformat()}.")
-        recipients, progress.done = _select_recipients(tx, campaign, progress, size)
+        recipients, progress.done = select_recipients(tx, campaign, progress, size)
         if recipients:
             break
     number = campaign.next_chunk
     _record_recipients(tx, campaign, progress, recipients, number)
     tx.execute(insert(chunks).values(
         campaign_id=campaign.id, number=number, job_id=job_id, state=SENDING, attempt=attempt, timezone=progress.zone,
-        size=len(recipients), started_at=now,
+        size=len(recipients), started_at=now, posted_to=_first_batch_end(recipients),
     ))  # fmt: skip
     campaign.next_chunk += 1
     campaign.open_chunks += 1
     must_wait = campaign.open_chunks >= MAX_OPEN_CHUNKS or (canary is not None and campaign.opened == canary.size)
     if not campaign.all_chunks_opened and not must_wait:
-        rows.enqueue_chunk(tx, campaign, now + (campaign.plan.chunk_delay or timedelta(0)), now)
+        is_last = all(progress.done for progress in campaign.zone_progress)  # the next job only finishes the walk
+        delay = timedelta(0) if is_last else campaign.plan.chunk_delay or timedelta(0)
+        rows.enqueue_chunk(tx, campaign, now + delay, now)
     return OpenedChunk(campaign, number, recipients)
+
+
+def _first_batch_end(recipients: Sequence[Recipient]) -> str:
+    return recipients[:POST_BATCH_SIZE][-1].id
 
 
 def _check_canary(campaign: Campaign, canary: Canary) -> str | None:
@@ -189,80 +183,6 @@ def _check_canary(campaign: Campaign, canary: Canary) -> str | None:
     return f"The canary failed: {failed} of {campaign.opened}."
 
 
-def _next_due_zone(tx: Transaction, campaign: Campaign, now: datetime) -> tuple[ZoneProgress | None, datetime]:
-    """Return the next zone to send to, and when. Counts the remaining recipients of zones that have expired."""
-    active = [progress for progress in campaign.zone_progress if not progress.done]
-    next_progress, at = next_zone(campaign.zone_progress, campaign.plan, now)
-    for progress in active:
-        if progress.why is not None:
-            _count_expired_zone(tx, campaign, progress, progress.why)
-    return next_progress, at
-
-
-def _select_recipients(
-    tx: Transaction, campaign: Campaign, progress: ZoneProgress, size: int
-) -> tuple[list[Recipient], bool]:
-    """Return the next recipients of a zone, or of a retry, and whether they are the last."""
-    if progress.of == "ledger":
-        query = (
-            select(devices.c.id, devices.c.token, devices.c.user_id)
-            .join(deliveries, deliveries.c.recipient == devices.c.id)
-            .where(
-                deliveries.c.campaign_id == campaign.id, deliveries.c.state.in_(list(progress.states)),
-                deliveries.c.chunk < progress.until, deliveries.c.recipient > progress.cursor,
-            )
-            .order_by(deliveries.c.recipient)
-        )  # fmt: skip
-    else:
-        query = select(devices.c.id, devices.c.token, devices.c.user_id).where(*_remaining_in_zone(campaign, progress))
-        query = query.order_by(devices.c.id)
-    recipients = [Recipient(**row._mapping) for row in tx.execute(query.limit(size + 1))]
-    last = len(recipients) <= size
-    if progress.of == "devices":
-        scanned = [devices.c.id > progress.cursor, *_zone_conditions(campaign, progress)]
-        _count_filtered_out(tx, campaign, *scanned, *([] if last else [devices.c.id <= recipients[size - 1].id]))
-    if recipients:
-        progress.cursor = recipients[:size][-1].id
-    return recipients[:size], last
-
-
-def _remaining_in_zone(campaign: Campaign, progress: ZoneProgress) -> list[ColumnElement[bool]]:
-    """Return the conditions for the remaining recipients of a zone."""
-    conditions = device_rows.audience_conditions(campaign.tenant_id, campaign.filters, campaign.cutoff)
-    if progress.zone is None:
-        return [*conditions, devices.c.id > progress.cursor]
-    sent = select(deliveries.c.recipient).where(
-        deliveries.c.campaign_id == campaign.id, deliveries.c.recipient == devices.c.id
-    )  # a device that changed its zone meanwhile gets the message once
-    return [*conditions, devices.c.id > progress.cursor, *_zone_conditions(campaign, progress), ~sent.exists()]
-
-
-def _zone_conditions(campaign: Campaign, progress: ZoneProgress) -> list[ColumnElement[bool]]:
-    """Return the conditions for devices in a zone; devices without a zone belong to that of the campaign."""
-    if progress.zone is None:
-        return []
-    in_zone = devices.c.timezone == progress.zone
-    return [or_(in_zone, devices.c.timezone.is_(None)) if progress.zone == campaign.timezone else in_zone]
-
-
-def _count_filtered_out(tx: Transaction, campaign: Campaign, *where: ColumnElement[bool]) -> None:
-    """Count the devices under `where` that the filters exclude."""
-    registered = devices.c.created_at <= campaign.cutoff
-    excluded = device_rows.count_excluded(tx, campaign.tenant_id, campaign.filters, registered, *where)
-    for reason, count in excluded.items():
-        campaign.exclude(ExclusionReason(reason), count)
-
-
-def _count_expired_zone(tx: Transaction, campaign: Campaign, progress: ZoneProgress, reason: ExclusionReason) -> None:
-    """Count the remaining recipients of an expired zone as excluded; those of a retry keep their previous result."""
-    if progress.of != "devices":
-        return
-    campaign.exclude(
-        reason, tx.execute(select(func.count()).where(*_remaining_in_zone(campaign, progress))).scalar_one()
-    )
-    _count_filtered_out(tx, campaign, devices.c.id > progress.cursor, *_zone_conditions(campaign, progress))
-
-
 def _record_recipients(
     tx: Transaction, campaign: Campaign, progress: ZoneProgress, recipients: Sequence[Recipient], number: int
 ) -> None:
@@ -274,6 +194,8 @@ def _record_recipients(
         states = select(deliveries.c.state, func.count().label("count")).where(previous).group_by(deliveries.c.state)
         for row in tx.execute(states).mappings().all():
             setattr(campaign, row["state"], getattr(campaign, row["state"]) - row["count"])
+            if row["state"] == UNKNOWN:
+                campaign.possible_duplicates += row["count"]
         tx.execute(update(deliveries).where(previous).values(state=SENDING, chunk=number, code=None))
         return
     campaign.opened += len(recipients)
@@ -287,104 +209,172 @@ def _record_recipients(
 def _resume_chunk(tx: Transaction, campaign: Campaign, chunk: Row[Any], attempt: int, now: datetime) -> OpenedChunk:
     """Resume a chunk of an earlier attempt.
 
-    If that attempt died while sending, the results of its open recipients are unknown. With `leave_unknown` they are
-    recorded as such, otherwise the messages are sent again.
+    If that attempt died while sending, the results of the batch in flight are unknown. With `leave_unknown` they are
+    recorded as such, otherwise its messages are sent again. The other recipients of the chunk are sent to.
     """
     if chunk.state == DONE:
         return OpenedChunk(campaign, reason="The chunk is finished.")
     unfinished = (deliveries.c.campaign_id == campaign.id) & (deliveries.c.chunk == chunk.number)
     unfinished &= deliveries.c.state == SENDING
-    tx.execute(update(chunks).where(_by_number(campaign.id, chunk.number)).values(attempt=attempt, state=SENDING))
-    if chunk.state == SENDING and campaign.plan.leave_unknown:
-        lost = tx.execute(update(deliveries).where(unfinished).values(state=UNKNOWN, code="LEASE_LOST")).rowcount
-        _finish_chunk(tx, campaign, chunk.number, {UNKNOWN: lost}, now)
-        rows.save_campaign(tx, campaign, now)
-        return OpenedChunk(campaign, reason=f"The sending node died; the results of {lost} recipients are unknown.")
+    if chunk.state == SENDING:
+        _record_lost(tx, campaign, chunk, unfinished & (deliveries.c.recipient <= chunk.posted_to))
     query = (
-        select(deliveries.c.recipient.label("id"), devices.c.token, devices.c.user_id)
+        select(deliveries.c.recipient.label("id"), *recipient_columns(campaign))
         .outerjoin(devices, devices.c.id == deliveries.c.recipient)
         .where(unfinished)
         .order_by(deliveries.c.recipient)
     )
-    recipients = [Recipient(**row._mapping) for row in tx.execute(query)]
+    found = [recipient_from_row(campaign, row) for row in tx.execute(query)]
+    recipients = [recipient for recipient in found if recipient.token is not None]
     removed = [
-        DeliveryResult(recipient, REFUSED, "DEVICE_REMOVED") for recipient in recipients if recipient.token is None
+        DeliveryResult(recipient, REFUSED, "DEVICE_REMOVED", was_posted=False)
+        for recipient in found
+        if recipient.token is None
     ]
-    if removed:
-        _record_results(tx, campaign, chunk.number, removed)
-        rows.save_campaign(tx, campaign, now)
-    remaining = [recipient for recipient in recipients if recipient.token is not None]
-    if not remaining:
-        _finish_chunk(tx, campaign, chunk.number, {}, now)
-        rows.save_campaign(tx, campaign, now)
-    return OpenedChunk(campaign, chunk.number, remaining, "" if remaining else "All its devices were removed.")
+    _count_results(campaign, _store_results(tx, campaign.id, chunk.number, removed))
+    tx.execute(update(chunks).where(_by_number(campaign.id, chunk.number)).values(
+        attempt=attempt, state=SENDING, posted_to=_first_batch_end(recipients) if recipients else "",
+    ))  # fmt: skip
+    if not recipients:
+        _finish_chunk(tx, campaign, chunk.number, now)
+    rows.save_campaign(tx, campaign, now)
+    reason = "" if recipients else "None of its recipients is left to send to."
+    return OpenedChunk(campaign, chunk.number, recipients, reason, chunk.attempts_used)
+
+
+def _record_lost(tx: Transaction, campaign: Campaign, chunk: Row[Any], in_flight: Any) -> None:
+    """Record that messages were in flight when their node died."""
+    uncertain = {"sends": deliveries.c.sends + 1, "unknown_sends": deliveries.c.unknown_sends + 1}
+    if not campaign.plan.leave_unknown:
+        campaign.possible_duplicates += tx.execute(update(deliveries).where(in_flight).values(**uncertain)).rowcount
+        return
+    lost = tx.execute(
+        update(deliveries).where(in_flight).values(state=UNKNOWN, code="LEASE_LOST", **uncertain)
+    ).rowcount
+    counts = {UNKNOWN: lost} if lost else {}
+    _add_to_chunk(tx, campaign.id, chunk.number, counts)
+    _count_results(campaign, counts)
+    campaign.health.add(["LEASE_LOST"] * lost, 0, 0)
+
+
+def record_posted(
+    tx: Transaction, campaign_id: str, number: int, attempt: int, results: Sequence[DeliveryResult], posted_to: str
+) -> None:
+    """Store the results of a batch, and announce the next one, up to the recipient `posted_to`.
+
+    Raises ChunkTakenOver, and writes nothing. Locks the campaign before the chunk, like all other functions.
+    """
+    counts = Counter(result.state for result in results if result.state != SENDING)
+    increments = {campaigns.c[state]: campaigns.c[state] + count for state, count in counts.items()}
+    if increments:
+        tx.execute(update(campaigns).where(campaigns.c.id == campaign_id).values(increments))
+    is_ours = (chunks.c.attempt == attempt) & (chunks.c.state == SENDING)
+    announced = update(chunks).where(_by_number(campaign_id, number), is_ours).values(posted_to=posted_to)
+    if not tx.execute(announced).rowcount:
+        raise ChunkTakenOver
+    _store_results(tx, campaign_id, number, results)
 
 
 def close_chunk(
     tx: Transaction, campaign_id: str, number: int, attempt: int, results: Sequence[DeliveryResult], unsent: int,
-    now: datetime, *, uses_attempt: bool = True,
+    now: datetime, *, summary: ChunkSummary | None = None,
 ) -> bool | None:  # fmt: skip
-    """Store the results of a chunk, and delete dead tokens.
+    """Store the results of a chunk's last batch, and what `summary` says about the whole chunk.
 
-    `unsent` messages were not accepted for now. Returns True if they should be tried again, which uses one of
-    MAX_SEND_ATTEMPTS if `uses_attempt`. Returns None, and writes nothing, if another attempt has taken over the chunk:
-    the attempt number is the fence.
+    `unsent` messages were not accepted for now. Returns True if they should be tried again. Returns None, and writes
+    nothing, if another attempt has taken over the chunk: the attempt number is the fence.
     """
+    summary = summary or ChunkSummary()
     campaign = rows.find_campaign(tx, None, campaign_id, lock=True)
     chunk = tx.execute(select(chunks).where(_by_number(campaign_id, number))).first()
     if campaign is None or chunk is None or chunk.attempt != attempt:
         return None
     if chunk.state != SENDING:  # the call is repeated because the outcome of the first commit was unknown
         return bool(chunk.state == WAITING)
-    _record_results(tx, campaign, number, results)
-    device_rows.delete_dead(
-        tx,
-        campaign.tenant_id,
-        [(result.recipient.id, result.recipient.token) for result in results if result.is_token_dead],
-    )
-    attempts_used = chunk.attempts_used + uses_attempt
-    try_again = bool(unsent) and attempts_used < MAX_SEND_ATTEMPTS and campaign.state is not CampaignState.STOPPED
+    _count_results(campaign, _store_results(tx, campaign_id, number, results))
+    device_rows.delete_dead(tx, campaign.tenant_id, summary.dead)
+    campaign.health.add(summary.codes, summary.finished, summary.failed)
+    _pause_on_errors(campaign, summary.blocked)
+    in_time = now < _retry_deadline(campaign, chunk.started_at)
+    try_again = bool(unsent) and in_time and campaign.state is CampaignState.RUNNING
     if try_again:
-        tx.execute(
-            update(chunks).where(_by_number(campaign_id, number)).values(state=WAITING, attempts_used=attempts_used)
-        )
+        tx.execute(update(chunks).where(_by_number(campaign_id, number)).values(
+            state=WAITING, attempts_used=chunk.attempts_used + summary.uses_attempt, posted_to=""
+        ))  # fmt: skip
+        campaign.possible_duplicates += sum(result.is_uncertain for result in results if result.state == SENDING)
     else:
         if unsent:
-            matches = (deliveries.c.campaign_id == campaign_id) & (deliveries.c.chunk == number)
-            still_sending = update(deliveries).where(matches, deliveries.c.state == SENDING)
-            tx.execute(still_sending.values(state=UNSENT, code="ATTEMPTS_EXHAUSTED"))
-        _finish_chunk(tx, campaign, number, {UNSENT: unsent} if unsent else {}, now)
+            _give_up(tx, campaign, number)
+        _finish_chunk(tx, campaign, number, now)
+    if campaign.state is CampaignState.RUNNING:
+        campaign.reason = f"retrying: {campaign.health.describe_codes()}" if try_again else None
     rows.save_campaign(tx, campaign, now)
     return try_again
 
 
-def _record_results(tx: Transaction, campaign: Campaign, number: int, results: Sequence[DeliveryResult]) -> None:
-    """Store the results of recipients, and count them."""
-    if not results:
+def _pause_on_errors(campaign: Campaign, blocked: str | None) -> None:
+    """Pause a running campaign if the provider refuses the account, or too many of its recent messages."""
+    if campaign.state is not CampaignState.RUNNING:
         return
-    is_recipient = (deliveries.c.campaign_id == campaign.id) & (deliveries.c.recipient == bindparam("recipient_id"))
-    tx.execute(update(deliveries).where(is_recipient, deliveries.c.state == SENDING), [
-        {"recipient_id": result.recipient.id, "state": result.state, "code": result.code,
-         "message_id": result.message_id}
+    if blocked is not None:
+        campaign.state, campaign.reason = CampaignState.PAUSED, f"{BLOCKED}: {blocked}"
+    elif campaign.health.exceeds(campaign.plan.max_error_rate):
+        campaign.state, campaign.reason = CampaignState.PAUSED, f"{ERRORS}: {campaign.health.describe_sample()}"
+
+
+def _retry_deadline(campaign: Campaign, started_at: datetime) -> datetime:
+    """Return until when a chunk is retried: while its message is of use."""
+    plan = campaign.plan
+    deadline = started_at + (MAX_RETRY_TIME if plan.ttl is None else min(MAX_RETRY_TIME, timedelta(seconds=plan.ttl)))
+    return deadline if plan.expires_at is None else min(deadline, plan.expires_at)
+
+
+def _give_up(tx: Transaction, campaign: Campaign, number: int) -> None:
+    """Record the open recipients of a chunk as unsent, or as unknown if a message may have arrived."""
+    is_open = (deliveries.c.campaign_id == campaign.id) & (deliveries.c.chunk == number)
+    is_open &= deliveries.c.state == SENDING
+    for state, matches in ((UNKNOWN, deliveries.c.unknown_sends > 0), (UNSENT, deliveries.c.unknown_sends == 0)):
+        code = func.coalesce(deliveries.c.code, "NOT_SENT")
+        count = tx.execute(update(deliveries).where(is_open, matches).values(state=state, code=code)).rowcount
+        counts = {state: count} if count else {}
+        _add_to_chunk(tx, campaign.id, number, counts)
+        _count_results(campaign, counts)
+
+
+def _store_results(
+    tx: Transaction, campaign_id: str, number: int, results: Sequence[DeliveryResult]
+) -> dict[str, int]:  # fmt: skip
+    """Store the results of recipients with their chunk, and return the number of final ones by state.
+
+    An upsert, because every database executes it for all rows at once; the rows exist.
+    """
+    if not results:
+        return {}
+    changed = ("state", "code", "message_id")
+    tx.execute(tx.dialect.upsert(deliveries, replace=changed, add=("sends", "unknown_sends")), [
+        {"campaign_id": campaign_id, "recipient": result.recipient.id, "chunk": number, "state": result.state,
+         "code": result.code, "message_id": result.message_id, "sends": int(result.was_posted),
+         "unknown_sends": int(result.is_uncertain)}
         for result in results
     ])  # fmt: skip
-    counts: dict[str, int] = {}
-    for result in results:
-        counts[result.state] = counts.get(result.state, 0) + 1
-    _add_counts(tx, campaign, number, counts)
+    counts = Counter(result.state for result in results if result.state != SENDING)
+    _add_to_chunk(tx, campaign_id, number, counts)
+    return counts
 
 
-def _add_counts(tx: Transaction, campaign: Campaign, number: int, counts: dict[str, int]) -> None:
+def _count_results(campaign: Campaign, counts: dict[str, int]) -> None:
     for state, count in counts.items():
         setattr(campaign, state, getattr(campaign, state) + count)
-    values = {state: chunks.c[state] + count for state, count in counts.items()}
-    if values:
-        tx.execute(update(chunks).where(_by_number(campaign.id, number)).values(**values))
 
 
-def _finish_chunk(tx: Transaction, campaign: Campaign, number: int, counts: dict[str, int], now: datetime) -> None:
+def _add_to_chunk(tx: Transaction, campaign_id: str, number: int, counts: dict[str, int]) -> None:
+    if counts:
+        values = {state: chunks.c[state] + count for state, count in counts.items()}
+        tx.execute(update(chunks).where(_by_number(campaign_id, number)).values(**values))
+
+
+def _finish_chunk(tx: Transaction, campaign: Campaign, number: int, now: datetime) -> None:
     """Finish a chunk, and with the last one the campaign."""
-    _add_counts(tx, campaign, number, counts)
     tx.execute(update(chunks).where(_by_number(campaign.id, number)).values(state=DONE, ended_at=now))
     campaign.open_chunks -= 1
     if campaign.state is CampaignState.RUNNING and (campaign.job_id is None or campaign.all_chunks_opened):

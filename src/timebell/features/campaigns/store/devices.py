@@ -7,8 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, select, true, update
+from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, null, select, true, update
 
+from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.audience import Device, Filters, encode_sorted, hash_token
 from timebell.features.campaigns.model.campaign import ExclusionReason
 from timebell.features.campaigns.store.tables import devices, members, notifications
@@ -19,8 +20,10 @@ from timebell.store.jobs import repository
 from timebell.store.transaction import Transaction
 
 d = devices.c
-_KEY = ("tenant_id", "token_hash")
-_IMMUTABLE_COLUMNS = ("id", "token", "created_at", *_KEY)
+ATTRIBUTE_SAMPLE_SIZE = 20
+"""Devices whose attributes are compared with a filter."""
+_KEY = ("token_hash",)
+_IMMUTABLE_COLUMNS = ("id", "tenant_id", "token", "created_at", *_KEY)
 _MUTABLE_COLUMNS = tuple(column.name for column in devices.columns if column.name not in _IMMUTABLE_COLUMNS)
 
 
@@ -29,19 +32,25 @@ def register_devices(
 ) -> int:
     """Insert or update devices from (token, validated fields); return the number of new devices.
 
-    Fields that are not specified for a known device stay unchanged.
+    Fields that are not specified for a known device stay unchanged, and so do attributes; an attribute that is None is
+    removed.
     """
     repository.ensure_tenants(tx, {tenant_id}, now)
     fields_by_hash: dict[str, dict[str, Any]] = {}
     tokens = {}
     for token, fields in registrations:
-        hashed = hash_token(token)
+        hashed = hash_token(tenant_id, token)
         tokens[hashed] = token
-        fields_by_hash.setdefault(hashed, {}).update(fields)
-    existing = _find_by_hash(tx, tenant_id, fields_by_hash, lock=True)
+        known = fields_by_hash.setdefault(hashed, {})
+        attributes = {**known.get("attributes", {}), **fields.get("attributes", {})}
+        known.update(fields, attributes=attributes)
+    existing = _find_by_hash(tx, fields_by_hash, lock=True)
     rows = []
     for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
-        device = replace(existing.get(hashed) or Device(id=id_, token=tokens[hashed]), **fields)
+        device = existing.get(hashed) or Device(id=id_, token=tokens[hashed])
+        attributes = {**device.attributes, **fields["attributes"]}
+        fields["attributes"] = {name: value for name, value in attributes.items() if value is not None}
+        device = replace(device, **fields)
         rows.append(_device_to_row(tenant_id, device, hashed, now))
     if rows:
         tx.execute(tx.dialect.upsert(devices, key=_KEY, replace=_MUTABLE_COLUMNS), rows)
@@ -53,30 +62,30 @@ def replace_token(tx: Transaction, tenant_id: str, old: str, new: str, now: date
 
     If both tokens are known, the device of the old one is deleted. Repeating the call has no further effect.
     """
-    hashes = {hash_token(old), hash_token(new)}
-    known = _find_by_hash(tx, tenant_id, hashes, lock=True)
-    old_device, new_device = known.get(hash_token(old)), known.get(hash_token(new))
-    if old_device is None or hash_token(old) == hash_token(new):
+    hashes = {hash_token(tenant_id, old), hash_token(tenant_id, new)}
+    known = _find_by_hash(tx, hashes, lock=True)
+    old_device, new_device = known.get(hash_token(tenant_id, old)), known.get(hash_token(tenant_id, new))
+    if old_device is None or hash_token(tenant_id, old) == hash_token(tenant_id, new):
         return new_device or old_device
     if new_device is not None:  # the new token was registered meanwhile
         tx.execute(delete(devices).where(d.id == old_device.id))
         return new_device
     renamed = update(devices).where(d.id == old_device.id)
-    tx.execute(renamed.values(token=new, token_hash=hash_token(new), updated_at=now))
+    tx.execute(renamed.values(token=new, token_hash=hash_token(tenant_id, new), updated_at=now))
     return replace(old_device, token=new)
 
 
 def delete_by_token(tx: Transaction, tenant_id: str, tokens: Iterable[str]) -> int:
     """Delete the devices of these tokens; return how many existed."""
-    hashes = [hash_token(token) for token in tokens]
-    return tx.execute(delete(devices).where(d.tenant_id == tenant_id, d.token_hash.in_(hashes))).rowcount
+    hashes = [hash_token(tenant_id, token) for token in tokens]
+    return tx.execute(delete(devices).where(d.token_hash.in_(hashes))).rowcount
 
 
 def delete_dead(tx: Transaction, tenant_id: str, dead: Sequence[tuple[str, str]]) -> int:
     """Delete devices (id, token) with an invalid token according to the provider, unless the token was replaced."""
     if not dead:
         return 0
-    matches = d.id.in_([id_ for id_, _ in dead]) & d.token_hash.in_([hash_token(token) for _, token in dead])
+    matches = d.id.in_([id_ for id_, _ in dead]) & d.token_hash.in_([hash_token(tenant_id, token) for _, token in dead])
     return tx.execute(delete(devices).where(d.tenant_id == tenant_id, matches)).rowcount
 
 
@@ -123,7 +132,7 @@ def delete_devices_of_user(tx: Transaction, tenant_id: str, user_id: str) -> Non
 
 def find_by_token(tx: Transaction, tenant_id: str, token: str) -> Device | None:
     """Return the device with this token; None if there is none."""
-    return _find_by_hash(tx, tenant_id, [hash_token(token)]).get(hash_token(token))
+    return _find_by_hash(tx, [hash_token(tenant_id, token)]).get(hash_token(tenant_id, token))
 
 
 def list_user_devices(tx: Transaction, tenant_id: str, user_id: str, limit: int = 500) -> list[Device]:
@@ -145,6 +154,12 @@ def list_devices(
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
+def count_audience(tx: Transaction, tenant_id: str, filters: Filters) -> dict[str | None, int]:
+    """Return the number of devices by time zone for filters of a user. Raises InvalidInput (INVALID_FILTER)."""
+    check_attribute_types(tx, tenant_id, filters)
+    return count_by_timezone(tx, tenant_id, filters)
+
+
 def count_devices(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> int:
     """Return the number of devices in an audience."""
     return int(tx.execute(select(func.count()).where(*audience_conditions(tenant_id, filters, cutoff))).scalar_one())
@@ -162,12 +177,13 @@ def count_by_timezone(
     return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
 
 
-def count_excluded(
-    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool]
-) -> dict[str, int]:  # fmt: skip
-    """Return the number of devices under `where` that the filters exclude, by ExclusionReason; each counts once."""
-    if filters == Filters():
-        return {}
+def count_by_reason(
+    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool], by_timezone: bool = False
+) -> dict[tuple[ExclusionReason | None, str | None], int]:  # fmt: skip
+    """Return the number of devices under `where` by the reason why the filters exclude them, None if they match.
+
+    Each device counts once. The second part of the key is its time zone if `by_timezone`, otherwise None.
+    """
     passes_filters: Any = and_(*audience_conditions(tenant_id, replace(filters, push_on=False, marketing_on=False)))
     accepts_push: Any = d.push_on if filters.push_on else true()
     accepts_marketing: Any = d.marketing_on if filters.marketing_on else true()
@@ -176,9 +192,35 @@ def count_excluded(
         (and_(passes_filters, accepts_push), literal(ExclusionReason.MARKETING_OFF.value)),
         (passes_filters, literal(ExclusionReason.PUSH_OFF.value)), else_=literal(ExclusionReason.FILTERS.value),
     ).label("why")  # fmt: skip
-    classified = select(reason).where(d.tenant_id == tenant_id, *where).subquery()
-    rows = tx.execute(select(classified.c.why, func.count().label("count")).group_by(classified.c.why))
-    return {row._mapping["why"]: row._mapping["count"] for row in rows if row._mapping["why"]}
+    # Zones matter only for recipients: the others are one group per reason.
+    zone = (case((reason == "", d.timezone)) if by_timezone else null()).label("zone")
+    classified = select(reason, zone).where(d.tenant_id == tenant_id, *where).subquery()
+    columns = (classified.c.why, classified.c.zone)
+    rows = tx.execute(select(*columns, func.count().label("many")).group_by(*columns))
+    return {(ExclusionReason(row.why) if row.why else None, row.zone): row.many for row in rows}
+
+
+def check_attribute_types(tx: Transaction, tenant_id: str, filters: Filters) -> None:
+    """Check that attributes of filters have the type of the devices' attributes. Raises InvalidInput (INVALID_FILTER).
+
+    A filter of another type, such as 42 for a text "42", would match no device. Attributes that no device has pass.
+    """
+    for name, value in filters.attributes.items():
+        has_attribute = _contains_exactly(d.attributes, f"{encode_sorted(name)}:")
+        query = select(d.attributes).where(d.tenant_id == tenant_id, has_attribute).limit(ATTRIBUTE_SAMPLE_SIZE)
+        stored = [decode(text).get(name) for text in tx.execute(query).scalars()]
+        kinds = {_describe_type(each) for each in stored if each is not None}
+        if kinds and _describe_type(value) not in kinds:
+            example = next(each for each in stored if each is not None)
+            raise InvalidInput(
+                f"{name:.60} is {_describe_type(example)}, such as {encode_sorted(example):.60}, but the filter is "
+                f"{_describe_type(value)}: {encode_sorted(value):.60}.",
+                code="INVALID_FILTER", fix="Use a value of the same type, or register the attribute with another type.",
+            )  # fmt: skip
+
+
+def _describe_type(value: Any) -> str:
+    return "a boolean" if isinstance(value, bool) else "a text" if isinstance(value, str) else "a number"
 
 
 def topic_has_devices(tx: Transaction, tenant_id: str, topic: str) -> bool:
@@ -222,8 +264,12 @@ def _contains_exactly(column: ColumnElement[str], text: str) -> ColumnElement[bo
     return func.replace(column, text, "") != column
 
 
-def _find_by_hash(tx: Transaction, tenant_id: str, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
-    query = select(devices).where(d.tenant_id == tenant_id, d.token_hash.in_(list(hashes))).order_by(d.id)
+def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
+    """Return the devices with these hashes, which include the tenant.
+
+    There is no condition on the tenant: without statistics of a new table, PostgreSQL would read all its devices.
+    """
+    query = select(devices).where(d.token_hash.in_(list(hashes))).order_by(d.id)
     return {row.token_hash: device_from_row(row) for row in tx.execute(query.with_for_update() if lock else query)}
 
 

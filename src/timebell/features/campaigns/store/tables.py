@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, SmallInteger, String, Table, Text, text, true
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, SmallInteger, String, Table, Text, false, text, true
 
 from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
@@ -14,7 +14,8 @@ devices = Table(
     Column("id", String(36), primary_key=True),
     Column("tenant_id", String(200), nullable=False),
     Column("token", Text, nullable=False),
-    # SHA-256, because tokens exceed the size limit of index entries.
+    # SHA-256 of tenant and token, because tokens exceed the size limit of index entries. An index on one column, which
+    # PostgreSQL knows to be unique before it has statistics of the table.
     Column("token_hash", String(64), nullable=False),
     Column("user_id", String(200)),
     Column("platform", String(10)),
@@ -30,7 +31,7 @@ devices = Table(
     Column("attributes", Text, nullable=False, server_default="{}"),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
-    Index("timebell_devices_token", "tenant_id", "token_hash", unique=True),
+    Index("timebell_devices_token", "token_hash", unique=True),
     # Keyset iteration of a campaign.
     Index("timebell_devices_walk", "tenant_id", "id"),
     # Keyset iteration of one time zone, so that a small zone does not require a scan of all devices.
@@ -52,8 +53,8 @@ campaigns = Table(
     Column("name", String(200)),
     # JSON: content, recipients and options; see features/campaigns/model/campaign_plan.py.
     Column("spec", Text, nullable=False),
-    Column("state", String(10), nullable=False),
-    # Reason for a pause or stop.
+    Column("state", String(12), nullable=False),
+    # Reason for a pause, a stop, a failure, or a delay.
     Column("reason", Text),
     Column("send_at", Instant, nullable=False),
     Column("timezone", String(64), nullable=False),
@@ -80,8 +81,16 @@ campaigns = Table(
     Column("updated_at", Instant, nullable=False),
     Column("started_at", Instant),
     Column("ended_at", Instant),
-    # JSON: number of excluded recipients by reason.
+    # JSON: number of excluded recipients by reason. Estimated at the start, exact when `all_opened` is set.
     Column("excluded", Text),
+    # Devices that were registered when it started: opened or excluded at the end.
+    Column("registered", BigInteger),
+    # Every recipient is in a chunk or excluded, and the excluded ones were counted.
+    Column("all_opened", Boolean, nullable=False, server_default=false()),
+    # Recipients that were sent to again although an earlier message may have arrived.
+    Column("possible_duplicates", BigInteger, nullable=False, server_default="0"),
+    # JSON: error codes with their counts, and the recent error share; see model/health.py.
+    Column("health", Text),
     # When the recipients of a pinned campaign were fixed, as members of an audience `@id`.
     Column("pinned_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
@@ -106,6 +115,8 @@ chunks = Table(
     # Fence: only this attempt of the job may store results.
     Column("attempt", Integer, nullable=False),
     Column("attempts_used", Integer, nullable=False, server_default="0"),
+    # The last recipient that a message may have been posted to. After a crash, only recipients up to it are unknown.
+    Column("posted_to", String(200), nullable=False, server_default=""),
     Column("timezone", String(64)),
     Column("size", Integer, nullable=False),
     Column("accepted", Integer, nullable=False, server_default="0"),
@@ -126,6 +137,9 @@ deliveries = Table(
     Column("state", String(8), nullable=False),
     Column("code", String(100)),
     Column("message_id", Text),
+    # Messages posted, and those of them whose result is unknown: each may have arrived.
+    Column("sends", SmallInteger, nullable=False, server_default="0"),
+    Column("unknown_sends", SmallInteger, nullable=False, server_default="0"),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
     # Each row is updated with its result: free space on the page keeps that update out of the indexes (HOT).
     postgresql_with={"fillfactor": 42},

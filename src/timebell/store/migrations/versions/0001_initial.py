@@ -118,6 +118,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(10), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("attempts_used", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("posted_to", sa.String(200), nullable=False, server_default=""),
         sa.Column("timezone", sa.String(64)),
         sa.Column("size", sa.Integer(), nullable=False),
         sa.Column("accepted", sa.Integer(), nullable=False, server_default="0"),
@@ -135,6 +136,8 @@ def upgrade() -> None:
         sa.Column("state", sa.String(8), nullable=False),
         sa.Column("code", sa.String(100)),
         sa.Column("message_id", sa.Text()),
+        sa.Column("sends", sa.SmallInteger(), nullable=False, server_default="0"),
+        sa.Column("unknown_sends", sa.SmallInteger(), nullable=False, server_default="0"),
         postgresql_with={"fillfactor": 42},
     )
     op.create_index("timebell_campaign_deliveries_chunk", "timebell_campaign_deliveries", ["campaign_id", "chunk"])
@@ -144,7 +147,7 @@ def upgrade() -> None:
         sa.Column("tenant_id", sa.String(200), nullable=False),
         sa.Column("name", sa.String(200)),
         sa.Column("spec", sa.Text(), nullable=False),
-        sa.Column("state", sa.String(10), nullable=False),
+        sa.Column("state", sa.String(12), nullable=False),
         sa.Column("reason", sa.Text()),
         sa.Column("send_at", Instant, nullable=False),
         sa.Column("timezone", sa.String(64), nullable=False),
@@ -169,6 +172,10 @@ def upgrade() -> None:
         sa.Column("started_at", Instant),
         sa.Column("ended_at", Instant),
         sa.Column("excluded", sa.Text()),
+        sa.Column("registered", sa.BigInteger()),
+        sa.Column("all_opened", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("possible_duplicates", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("health", sa.Text()),
         sa.Column("pinned_at", Instant),
     )
     op.create_index("timebell_campaigns_live", "timebell_campaigns", ["state"], **_where("ended_at IS NULL"))
@@ -217,7 +224,7 @@ def upgrade() -> None:
         sa.Column("created_at", Instant, nullable=False),
         sa.Column("updated_at", Instant, nullable=False),
     )
-    op.create_index("timebell_devices_token", "timebell_devices", ["tenant_id", "token_hash"], unique=True)
+    op.create_index("timebell_devices_token", "timebell_devices", ["token_hash"], unique=True)
     op.create_index(
         "timebell_devices_user", "timebell_devices", ["tenant_id", "user_id"], **_where("user_id IS NOT NULL")
     )
