@@ -150,9 +150,11 @@ async def test_names_and_nested_roles_come_from_other_claims(
         provider.claims = {"sub": "u-1", "preferred_username": "bad\0name", "realm": {"roles": ["admins"]}}
         await sign_in(browser, provider)
         assert "u-1, admin" in (await browser.get("/ui/")).text
-        provider.claims = {"sub": "u-2", "email": "eve@example.com", "realm.roles": ["acme-ops"]}
-        await sign_in(browser, provider)
-        assert "eve@example.com, operator" in (await browser.get("/ui/")).text
+        for name in ("command line", "eve\u202emada", "", 7):
+            provider.claims = {"sub": "u-2", "email": "eve@example.com", "realm.roles": ["acme-ops"]}
+            provider.claims["preferred_username"] = name
+            await sign_in(browser, provider)
+            assert "eve@example.com, operator" in (await browser.get("/ui/")).text
 
 
 async def test_claims_that_the_id_token_lacks_come_from_the_user_info(
@@ -184,7 +186,10 @@ async def test_a_response_of_another_sign_in_is_refused(
         attackers = provider.authorize(await start(browser))
         await start(browser)
         assert reason_of(await browser.get(attackers)) == "SIGN_IN_FAILED"
-        assert "the state is not of a sign-in of this browser" in caplog.text
+        assert "the state is not of a sign-in" in caplog.text
+        for _ in range(10):  # links of other sites, which must not use up the sign-ins of this address
+            await browser.get("/ui/sign-in/callback?state=x&code=y")
+        assert (await sign_in(browser, provider)).status_code == 303
 
 
 @pytest.mark.parametrize(
@@ -265,6 +270,7 @@ async def test_while_the_provider_is_down_passwords_work(
         for _ in range(5):
             page = await browser.get("/ui/sign-in/start")
             assert (page.status_code, reason_of(page)) == (503, "IDENTITY_PROVIDER_UNAVAILABLE")
+            assert provider.issuer not in page.text
         assert len(provider.requests) == 1  # requests do not multiply against a provider that is down
         assert (await browser.sign_in("root")).status_code == 303
         provider.failing = {"/token"}

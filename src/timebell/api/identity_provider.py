@@ -5,7 +5,6 @@ OpenID Connect Core, Discovery and RP-Initiated Logout 1.0, RFC 7636 (PKCE), RFC
 
 from __future__ import annotations
 
-import hmac
 import json
 from base64 import b64encode
 from collections.abc import Mapping
@@ -30,7 +29,9 @@ NAME_CLAIMS = ("preferred_username", "email", "sub")
 REQUEST_TIMEOUT_SECONDS = 4.0
 MAX_RESPONSE_BYTES = 256 * 1024
 LAST_INSTANT = 253_402_300_799  # 9999-12-31: a token may name a later end, but datetime cannot
-MAX_ISSUER_LENGTH, MAX_SUBJECT_LENGTH = 200, 255  # of the columns; a subject has at most 255 characters (Core, 2)
+MAX_ISSUER_LENGTH, MAX_NAME_LENGTH = 200, 200  # of the columns
+MAX_SUBJECT_LENGTH = 255  # Core, section 2
+RESERVED_NAMES = ("local", "command line", "identity provider")  # of the audit log, for actors that are not users
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -124,10 +125,8 @@ class IdentityProvider:
     async def finish_sign_in(self, attempt: SignInAttempt, parameters: Mapping[str, str]) -> Identity:
         """Return the identity that signed in, given the query with which the provider sent the browser back.
 
-        Raises SignInFailed, ProviderUnavailable, NoRole.
+        The caller has checked the state of the query. Raises SignInFailed, ProviderUnavailable, NoRole.
         """
-        if not _equal(parameters.get("state"), attempt.state):
-            raise SignInFailed("the state is not of a sign-in of this browser")
         configuration = await self._configuration.get()
         issuer = parameters.get("iss")
         # RFC 9207: the response of another provider must not be taken for one of this provider.
@@ -139,7 +138,7 @@ class IdentityProvider:
             raise SignInFailed(f"the provider answered {parameters.get('error', 'without a code')!r:.60}")
         tokens = await self._redeem_code(configuration, parameters["code"], attempt)
         claims = await self._verify(str(tokens.get("id_token")), self._client_id)
-        if not _equal(claims.get("nonce"), attempt.nonce):
+        if not attempt.has_nonce(claims.get("nonce")):
             raise SignInFailed("the nonce is not of this sign-in")
         if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self._client_id:
             raise SignInFailed("the ID token was issued to another client")
@@ -155,14 +154,11 @@ class IdentityProvider:
         """Fetch the discovery document. Raises ProviderUnavailable."""
         document = await self._request("GET", self.issuer.rstrip("/") + DISCOVERY_PATH)
         if document.get("issuer") != self.issuer:
-            raise ProviderUnavailable(
-                f"The provider calls itself {document.get('issuer')!r:.200}, not {self.issuer!r}.",
-                fix="Set TIMEBELL_OIDC_ISSUER to exactly that, if it is correct.",
-            )
+            raise ProviderUnavailable(f"it calls itself {document.get('issuer')!r:.200}, not {self.issuer!r}")
         for name in ENDPOINTS:
             url = document.get(name)
             if not (url is None and name in OPTIONAL_ENDPOINTS) and not is_safe_url(url):
-                raise ProviderUnavailable(f"The provider's {name} is {url!r:.200}, which is not an https URL.")
+                raise ProviderUnavailable(f"its {name} is {url!r:.200}, which is not an https URL")
         return document
 
     async def fetch_keys(self) -> Any:
@@ -217,7 +213,7 @@ class IdentityProvider:
         subject = claims["sub"]
         if not _is_text(subject, MAX_SUBJECT_LENGTH):
             raise SignInFailed("the subject is not text of at most 255 characters")
-        name = next((str(claims[claim]) for claim in NAME_CLAIMS if _is_text(claims.get(claim), 200)), subject[:200])
+        name = next((claims[claim] for claim in NAME_CLAIMS if _is_name(claims.get(claim))), subject[:MAX_NAME_LENGTH])
         values = claim_values(claims, self._settings.oidc_role_claim)
         grant = self._role_map.find_grant(values)
         if grant is None:
@@ -237,10 +233,7 @@ class IdentityProvider:
                 max_bytes=MAX_RESPONSE_BYTES,
             )  # fmt: skip
         except http_client.HttpClientError as error:
-            raise ProviderUnavailable(
-                f"The identity provider {self.name} does not answer: {error or type(error).__name__}.",
-                fix="Try again later, or sign in another way.",
-            ) from error
+            raise ProviderUnavailable(f"{url:.200} does not answer: {error or type(error).__name__}") from error
         try:
             document = json.loads(response.body) if response.is_complete else None
         except (ValueError, RecursionError):
@@ -249,10 +242,7 @@ class IdentityProvider:
             raise SignInFailed(f"the provider refused the code: {document.get('error')!r:.100}")
         if response.status != 200 or not isinstance(document, dict):
             kind = "JSON" if isinstance(document, dict) else "no JSON object"
-            raise ProviderUnavailable(
-                f"The identity provider answered {url:.200} with status {response.status} and {kind}.",
-                fix="Try again later, or sign in another way.",
-            )
+            raise ProviderUnavailable(f"{url:.200} answered with status {response.status} and {kind}")
         return document
 
 
@@ -288,16 +278,17 @@ def is_safe_url(url: object) -> bool:
     )  # fmt: skip
 
 
+def _is_name(value: object) -> bool:
+    """Return whether the audit log may show a text as a name: it has no control or direction characters."""
+    return _is_text(value, MAX_NAME_LENGTH) and str(value).isprintable() and value not in RESERVED_NAMES
+
+
 def _is_text(value: object, max_length: int) -> bool:
     try:
         check_text(value, "name", max_length)
     except InvalidInput:
         return False
     return True
-
-
-def _equal(received: object, expected: str) -> bool:
-    return hmac.compare_digest(str(received).encode(errors="replace"), expected.encode())
 
 
 def _with_query(url: str, **parameters: str) -> str:

@@ -18,9 +18,18 @@ T = TypeVar("T")
 
 
 class ProviderUnavailable(TimebellError):
-    """The identity provider does not answer, or not as OpenID Connect requires."""
+    """The identity provider does not answer, or not as OpenID Connect requires.
+
+    `reason` names internal addresses: it is for the log and `timebell doctor`, and never part of a response.
+    """
 
     code = "IDENTITY_PROVIDER_UNAVAILABLE"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            "The identity provider does not answer as it should.", fix="Try again later, or sign in another way."
+        )
+        self.reason = reason
 
 
 class CachedDocument(Generic[T]):
@@ -46,10 +55,10 @@ class CachedDocument(Generic[T]):
                 try:
                     self._value, self._fetched_at = await self._fetch(), at
                 except ProviderUnavailable as error:
-                    log.warning("could not read identity provider error=%s", error)
+                    log.warning("could not read identity provider error=%s", error.reason)
                     self._error = error
             if self._value is None:
-                raise self._error or ProviderUnavailable("The identity provider does not answer.")
+                raise self._error or ProviderUnavailable("it was asked a moment ago")
             return self._value
 
     def _is_old(self) -> bool:

@@ -34,6 +34,14 @@ class SignInAttempt:
         """Value that the ID token must repeat: it belongs to this sign-in."""
         return self._derive("nonce")
 
+    def has_state(self, received: object) -> bool:
+        """Return whether a response belongs to this attempt."""
+        return _equal(received, self.state)
+
+    def has_nonce(self, received: object) -> bool:
+        """Return whether an ID token belongs to this attempt."""
+        return _equal(received, self.nonce)
+
     @property
     def code_verifier(self) -> str:
         """Secret of PKCE, without which the code is useless."""
@@ -46,6 +54,10 @@ class SignInAttempt:
 
     def _derive(self, purpose: str) -> str:
         return _base64url(hmac.digest(self.secret.encode(), purpose.encode(), "sha256"))
+
+
+def _equal(received: object, expected: str) -> bool:
+    return hmac.compare_digest(str(received).encode(errors="replace"), expected.encode())
 
 
 def _base64url(data: bytes) -> str:

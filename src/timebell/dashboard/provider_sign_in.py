@@ -64,12 +64,14 @@ async def finish_sign_in(request: Request) -> Response:
     address = request.client.host if request.client else ""
     try:
         provider = _provider(request)
-        if not secret:
-            raise SignInFailed("no sign-in was started in this browser, or it took too long")
-        # A request with an invented code costs the provider a request, so it counts like a wrong password.
+        attempt = SignInAttempt(secret)
+        if not secret or not attempt.has_state(request.query_params.get("state")):
+            raise SignInFailed("the state is not of a sign-in that this browser started within ten minutes")
+        # An invented code costs the provider a request, so it counts like a wrong password. A wrong state does not:
+        # pages of other sites can cause it.
         begun_at = authenticator.failures.begin_sign_in(address)
         async with authenticator.capacity.provider_sign_ins.hold(client_network(address)):
-            identity = await provider.finish_sign_in(SignInAttempt(secret), request.query_params)
+            identity = await provider.finish_sign_in(attempt, request.query_params)
         token = await sessions.sign_in_identity(request, identity)
         authenticator.failures.forgive_sign_in(address, begun_at)
     except TimebellError as error:
@@ -127,6 +129,8 @@ async def _record_failure(error: TimebellError, authenticator: Authenticator, se
     if isinstance(error, SignInFailed):
         log.warning("could not sign in at identity provider address=%s reason=%s", address, error.reason)
         authenticator.failures.record("wrong_token", address)
+    elif isinstance(error, ProviderUnavailable):
+        log.warning("could not reach identity provider error=%s", error.reason)
     elif isinstance(error, Refused):
         authenticator.failures.record("refused_identity", address)
     if isinstance(error, NoRole):

@@ -41,7 +41,8 @@ async def check_identity_provider(settings: Settings) -> AsyncIterator[Check]:
         await provider.fetch_configuration()
         keys = await provider.fetch_keys()
     except ProviderUnavailable as error:
-        yield fail("sign-on", "IDENTITY_PROVIDER_UNAVAILABLE", error.message, error.fix)
+        fix = "Check TIMEBELL_OIDC_ISSUER, the network, and the certificate (SSL_CERT_FILE)."
+        yield fail("sign-on", "IDENTITY_PROVIDER_UNAVAILABLE", f"{provider.issuer}: {error.reason}", fix)
         return
     if not keys:
         detail = f"{provider.issuer} has no key that verifies a signature"
