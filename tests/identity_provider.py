@@ -87,6 +87,7 @@ class ProviderStandIn:
         asked = self.codes.pop(form["code"], None)
         challenge = encode(hashlib.sha256(form["code_verifier"].encode()).digest())
         secret = base64.b64encode(f"{'timebell+%26+co'}:{'a+secret%3A+%2B%25'}".encode()).decode()
+        assert asked is None or form["code_verifier"] not in asked.values()  # which anyone who sees the URL knows
         if asked is None or challenge != asked["code_challenge"] or form["redirect_uri"] != asked["redirect_uri"]:
             return 400, {"error": "invalid_grant"}
         if headers["authorization"] != f"Basic {secret}":

@@ -87,6 +87,15 @@ async def test_a_user_signs_in_with_the_role_of_a_group(serve: Serve, provider: 
         assert (await browser.get("/ui/")).status_code == 303
 
 
+async def test_another_node_finishes_a_sign_in(serve_sqlite: Serve, provider: ProviderStandIn) -> None:
+    async with served(serve_sqlite, provider) as one, served(serve_sqlite, provider) as other:
+        callback = provider.authorize(await start(one))
+        other.client.cookies = one.client.cookies
+        assert (await other.get(callback)).status_code == 303
+        one.client.cookies = other.client.cookies
+        assert "dana, admin" in (await one.get("/ui/")).text
+
+
 async def test_role_and_tenant_are_those_of_the_latest_sign_in(serve: Serve, provider: ProviderStandIn) -> None:
     async with served(serve, provider) as browser:
         await sign_in(browser, provider)

@@ -42,12 +42,14 @@ class RoleMap:
     """The roles of TIMEBELL_OIDC_ROLE_MAP: `ops=operator, "cn=erp,dc=example=editor@acme", sre=platform`.
 
     An entry is a value of the claim, `=` and a role, with `@` and a tenant unless it is `default`. Entries are
-    separated by commas; one that contains a comma is quoted as in CSV. Raises InvalidInput (INVALID_SETTING).
+    separated by commas or line breaks; one that contains a comma is quoted as in CSV.
+
+    Raises InvalidInput (INVALID_SETTING).
     """
 
     def __init__(self, text: str) -> None:
         self._grants: dict[str, Grant] = {}
-        for entry in filter(None, (part.strip() for part in next(csv.reader([text], skipinitialspace=True), []))):
+        for entry in _split_entries(text):
             value, _, granted = entry.rpartition("=")
             role, at, tenant_id = granted.strip().partition("@")
             is_valid = (
@@ -56,16 +58,28 @@ class RoleMap:
                 and (not at or (role != Role.PLATFORM and 0 < len(tenant_id) <= MAX_TENANT_LENGTH))
             )
             if not is_valid:
-                raise InvalidInput(
-                    f"TIMEBELL_OIDC_ROLE_MAP has the invalid entry {entry!r:.100}.", code="INVALID_SETTING",
-                    fix=f"Use value=role or value=role@tenant, where role is {', '.join(Role)} (without a tenant).",
-                )  # fmt: skip
+                raise _invalid_map(f"the invalid entry {entry!r:.100}")
             grant = Grant(Role(role), None if role == Role.PLATFORM else tenant_id or DEFAULT_TENANT)
             self._grants.setdefault(value.strip(), grant)
 
     def find_grant(self, values: list[str]) -> Grant | None:
         """Return the grant of the first entry whose value is among `values`; None if there is none."""
         return next((grant for value, grant in self._grants.items() if value in values), None)
+
+
+def _split_entries(text: str) -> list[str]:
+    try:
+        parts = [part.strip() for row in csv.reader(text.splitlines(), skipinitialspace=True) for part in row]
+    except csv.Error as error:
+        raise _invalid_map(f"no valid list: {error}") from error
+    return [part for part in parts if part]
+
+
+def _invalid_map(problem: str) -> InvalidInput:
+    return InvalidInput(
+        f"TIMEBELL_OIDC_ROLE_MAP has {problem}.", code="INVALID_SETTING",
+        fix=f"Use value=role or value=role@tenant, where role is {', '.join(Role)} (without a tenant).",
+    )  # fmt: skip
 
 
 def claim_values(claims: Mapping[str, Any], name: str) -> list[str]:
