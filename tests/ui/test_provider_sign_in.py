@@ -16,7 +16,7 @@ from tests.identity_provider import CLIENT_ID, OWN_URL, ProviderStandIn, forged_
 from timebell import Timebell
 from timebell.api import provider_cache
 from timebell.clock import VirtualClock
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, StoreUnreachable
 from timebell.store.audit import audit_log
 from timebell.store.tenancy import users
 
@@ -268,6 +268,31 @@ async def test_failed_sign_ins_are_limited_by_address(serve_sqlite: Serve, provi
             statuses.append((await browser.get(provider.authorize(url, code="guess"))).status_code)
         assert statuses == [401] * 10 + [429] * 2
         assert provider.requests.count("/token") == 10
+
+
+async def test_an_outage_of_the_database_is_explained_without_details(
+    serve_sqlite: Serve, provider: ProviderStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreUnreachable("db.internal does not answer")
+
+    async with served(serve_sqlite, provider) as browser:
+        url = await start(browser)
+        monkeypatch.setattr(browser.app.store, "run", fail)
+        page = await browser.get(provider.authorize(url))
+        assert (page.status_code, reason_of(page)) == (503, "DATABASE_UNREACHABLE")
+        assert "db.internal" not in page.text
+
+
+async def test_refused_users_and_outages_do_not_lock_an_address(serve_sqlite: Serve, provider: ProviderStandIn) -> None:
+    async with served(serve_sqlite, provider) as browser:
+        await browser.create_user("root")
+        await start(browser)
+        provider.claims["groups"] = []
+        assert {(await sign_in(browser, provider)).status_code for _ in range(6)} == {403}
+        provider.failing = {"/token"}
+        assert {(await sign_in(browser, provider)).status_code for _ in range(6)} == {503}
+        assert (await browser.sign_in("root")).status_code == 303
 
 
 async def test_while_the_provider_is_down_passwords_work(

@@ -20,7 +20,8 @@ from timebell.dashboard.fields import to_problem
 from timebell.dashboard.rendering import render_template
 from timebell.dashboard.sessions import Sessions, set_session_cookie
 from timebell.dashboard.views import PageRoute, local_path
-from timebell.errors import NotFound, Refused, TimebellError
+from timebell.errors import NotFound, Refused, StoreError, TimebellError
+from timebell.tenancy.identities import Identity
 
 log = logging.getLogger("timebell.dashboard")
 ATTEMPT_COOKIE = "__Host-timebell-sign-in"  # the prefix keeps other hosts of the domain from planting one
@@ -67,13 +68,10 @@ async def finish_sign_in(request: Request) -> Response:
         attempt = SignInAttempt(secret)
         if not secret or not attempt.has_state(request.query_params.get("state")):
             raise SignInFailed("the state is not of a sign-in that this browser started within ten minutes")
-        # An invented code costs the provider a request, so it counts like a wrong password. A wrong state does not:
-        # pages of other sites can cause it.
-        begun_at = authenticator.failures.begin_sign_in(address)
-        async with authenticator.capacity.provider_sign_ins.hold(client_network(address)):
-            identity = await provider.finish_sign_in(attempt, request.query_params)
+        identity = await _confirm(provider, attempt, request)
         token = await sessions.sign_in_identity(request, identity)
-        authenticator.failures.forgive_sign_in(address, begun_at)
+    except StoreError:  # the error page of all pages, without details of the database
+        raise
     except TimebellError as error:
         await _record_failure(error, authenticator, sessions, address)
         response = render_sign_in(request, next_path, error)
@@ -122,6 +120,25 @@ def _provider(request: Request) -> IdentityProvider:
         raise NotFound("This server has no identity provider.", code="IDENTITY_PROVIDER_MISSING",
                        fix="Set TIMEBELL_OIDC_ISSUER, or sign in another way.")  # fmt: skip
     return authenticator.identity_provider
+
+
+async def _confirm(provider: IdentityProvider, attempt: SignInAttempt, request: Request) -> Identity:
+    """Return the identity that the provider confirms, with limits per address.
+
+    An invented code costs the provider a request, so it counts like a wrong password. A wrong state does not, because
+    pages of other sites can cause it; neither does a refused user or an outage, which must not lock passwords out.
+    """
+    authenticator: Authenticator = request.app.state.authenticator
+    address = request.client.host if request.client else ""
+    begun_at = authenticator.failures.begin_sign_in(address)
+    try:
+        async with authenticator.capacity.provider_sign_ins.hold(client_network(address)):
+            identity = await provider.finish_sign_in(attempt, request.query_params)
+    except (NoRole, ProviderUnavailable, TooBusy):
+        authenticator.failures.forgive_sign_in(address, begun_at)
+        raise
+    authenticator.failures.forgive_sign_in(address, begun_at)
+    return identity
 
 
 async def _record_failure(error: TimebellError, authenticator: Authenticator, sessions: Sessions, address: str) -> None:
