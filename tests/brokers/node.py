@@ -30,7 +30,7 @@ def snippet(name: str) -> str:
     return found
 
 
-def _binaries() -> tuple[str, list[str]]:
+def binaries() -> tuple[str, list[str]]:
     """Return node and npm of this machine, or those of the wheel."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm:
@@ -45,7 +45,7 @@ def _binaries() -> tuple[str, list[str]]:
 
 def modules() -> tuple[str, Path]:
     """Return node and a node_modules folder with BullMQ, installed once by one process. Skip if npm fails."""
-    node, npm = _binaries()
+    node, npm = binaries()
     folder = CACHE / "_".join(NPM).replace("@", "-")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:

@@ -1,6 +1,6 @@
-"""A real browser, a real server on a free port, and axe, for `test_site_in_chromium.py`.
+"""A real browser, a real server on a free port, and packages of npm, for the tests in Chromium.
 
-Chromium comes from Debian; axe-core and the assets of the pages come from npm in the exact versions of
+Chromium comes from Debian; axe-core, oidc-provider and the assets of the pages come from npm in the exact versions of
 package-lock.json, and are stored in ignored folders.
 """
 
@@ -129,32 +129,39 @@ def install_assets() -> None:
 
 
 def load_axe() -> str:
-    """Return the script of axe-core in the version that package-lock.json pins."""
-    folder = CACHE / "axe"
+    """Return the script of axe-core."""
+    return (install_node_modules() / "axe-core" / "axe.min.js").read_text()
+
+
+def install_node_modules() -> Path:
+    """Return the folder with all npm packages in the versions that package-lock.json pins."""
+    folder, complete = CACHE / "npm", CACHE / "npm" / "complete"
+    CACHE.mkdir(exist_ok=True)
     with open(CACHE / "web-assets.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        script = folder / "node_modules" / "axe-core" / "axe.min.js"
         pinned = (ROOT / "package-lock.json").read_bytes()
         installed_lock = folder / "package-lock.json"
-        if not script.exists() or installed_lock.read_bytes() != pinned:
+        if not complete.exists() or installed_lock.read_bytes() != pinned:
             folder.mkdir(exist_ok=True)
             shutil.copyfile(ROOT / "package.json", folder / "package.json")
             installed_lock.write_bytes(pinned)
             npm = hatch_build._npm()
             assert npm is not None
             command = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+            complete.unlink(missing_ok=True)
             subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return script.read_text()
+            complete.touch()
+    return folder / "node_modules"
 
 
 @contextmanager
-def chromium() -> Iterator[Chromium]:
+def chromium(*flags: str) -> Iterator[Chromium]:
     """Start the Chromium of Debian."""
     if shutil.which("chromium") is None:
         install("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=FLAGS, timeout=3000 * TIMEOUT_SECONDS
+            executable_path=shutil.which("chromium"), args=[*FLAGS, *flags], timeout=3000 * TIMEOUT_SECONDS
         )
         yield browser
         browser.close()

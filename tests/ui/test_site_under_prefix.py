@@ -6,11 +6,15 @@ import re
 from dataclasses import replace
 
 import httpx2
+import pytest
 from fastapi import FastAPI
 
+from tests import identity_provider
 from tests.api.web import SECRET, Web
 from timebell import Timebell
 from timebell.integrations.asgi import asgi_app
+
+from .test_provider_sign_in import provider as provider
 
 FORM = re.compile(r'name="_token" value="([^"]+)"')
 
@@ -69,3 +73,25 @@ async def test_all_urls_on_pages_start_with_the_prefix(sqlite_url: str) -> None:
             assert (await app.get(job.id)).state == "cancelled"
         finally:
             await app.close()
+
+
+async def test_single_sign_on_returns_to_the_prefix(
+    sqlite_url: str, provider: identity_provider.ProviderStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_url = "https://shop.example/outer/bell"
+    monkeypatch.setenv("TIMEBELL_URL", own_url)
+    monkeypatch.setattr(identity_provider, "OWN_URL", own_url)
+    app = Timebell(sqlite_url, timezone="UTC")
+    app.settings = replace(app.settings, secret_key=SECRET)
+    outer = FastAPI()
+    outer.mount("/bell", asgi_app(app))
+    transport = httpx2.ASGITransport(app=outer, client=("127.0.0.1", 50_000), root_path="/outer")
+    async with httpx2.AsyncClient(transport=transport, base_url="https://shop.example") as client:
+        page = (await client.get("/outer/bell/ui/sign-in?next=%2Fui%2Fjobs")).text
+        link = re.search(r'href="(/outer/bell/ui/sign-in/start[^"]+)"', page)
+        assert link, page
+        started = await client.get(link[1])
+        response = await client.get("/outer/bell" + provider.authorize(started.headers["location"]))
+        assert (response.status_code, response.headers["location"]) == (303, "/outer/bell/ui/jobs")
+        assert "dana, admin" in (await client.get("/outer/bell/ui/jobs")).text
+    await app.close()

@@ -168,6 +168,7 @@ class Capacity:
         self.imports = FairSlots(16, 2)
         self.reports = FairSlots(2, 1)
         self.sign_ins = FairSlots(MAX_CONCURRENT_HASHES, MAX_CONCURRENT_HASHES)
+        self.provider_sign_ins = FairSlots(16, 4)  # each sends requests to the identity provider
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -1,26 +1,36 @@
-"""Authentication by API key, or without a key from loopback in `dev`; request throttling per tenant."""
+"""Authentication by API key or token of an identity provider; request throttling per tenant.
+
+In `dev`, requests from loopback need neither.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
 
 from fastapi import Request
 
 from timebell.alarm import Alarm
 from timebell.api.admission import Capacity
 from timebell.api.authentication_failures import AuthenticationFailures
+from timebell.api.identity_provider import IdentityProvider, SignInFailed
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
 from timebell.store.tenancy import api_keys as key_rows
-from timebell.store.tenancy import usage
+from timebell.store.tenancy import identities, usage
 from timebell.tenancy import keys
+from timebell.tenancy.identities import Identity
 from timebell.tenancy.keys import Key
 from timebell.tenancy.limits import LimitReached, Limits
 from timebell.tenancy.roles import Role
+
+log = logging.getLogger("timebell.api")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 CACHE_SECONDS = 2.0  # for keys and limits; a revocation must take effect within 5 s
@@ -37,7 +47,10 @@ class Unauthorized(TimebellError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Authenticated caller and its tenant. `key` is None if it did not authenticate with an API key."""
+    """Authenticated caller and its tenant. `key` is None if it did not authenticate with an API key.
+
+    `expires_at` is the end of the token of an identity provider.
+    """
 
     actor: str
     tenant_id: str
@@ -46,6 +59,7 @@ class Caller:
     key: Key | None = None
     names_tenant: bool = False
     """True if the request specifies a tenant."""
+    expires_at: datetime | None = None
 
     @property
     def is_platform(self) -> bool:
@@ -76,8 +90,10 @@ class Authenticator:
         self.app = app
         self.capacity = Capacity()
         self.failures = AuthenticationFailures(app)
+        self.identity_provider = IdentityProvider.create(app.settings, app.clock)
         self.allow_local = allow_local
         self._keys_by_digest: dict[str, tuple[Key, float]] = {}
+        self._identities_by_digest: dict[bytes, tuple[Identity, float]] = {}
         self._keys_by_id: dict[str, tuple[Key, float]] = {}
         self._limits_cache: dict[str, tuple[Limits, float]] = {}
         self._buckets: dict[str, TokenBucket] = {}
@@ -99,21 +115,37 @@ class Authenticator:
         authorization = request.headers.get("authorization", "")
         if not authorization and self.allow_local:
             _check_local(request)
-            return self._caller_for("local", None, Role.PLATFORM, address, request)
+            return _select_tenant(Caller("local", "", Role.PLATFORM, address), None, request)
         scheme, _, text = authorization.partition(" ")
-        key = await self.verify_key(text.strip() if scheme.lower() == "bearer" else "", address)
-        return self._caller_for(key.name, key, key.role, address, request)
+        credential = text.strip() if scheme.lower() == "bearer" else ""
+        if self.identity_provider is not None and credential.count(".") == 2:
+            identity = await self._verify_token(self.identity_provider, credential, address)
+            caller = Caller(identity.name, "", identity.role, address, expires_at=identity.expires_at)
+            return _select_tenant(caller, identity.tenant_id, request)
+        key = await self.verify_key(credential, address)
+        return _select_tenant(Caller(key.name, "", key.role, address, key), key.tenant_id, request)
 
-    def _caller_for(self, actor: str, key: Key | None, role: Role, address: str, request: Request) -> Caller:
-        own = key.tenant_id if key is not None else None
-        requested = request.headers.get(TENANT_HEADER) or request.query_params.get("tenant")
-        if requested and own is not None and requested != own:
-            raise Refused(
-                f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_FORBIDDEN",
-                fix="Omit the tenant: the key determines it.",
-            )  # fmt: skip
-        tenant_id = own or check_text(requested or "default", "tenant_id")
-        return Caller(actor, tenant_id, role, address, key, bool(requested))
+    async def _verify_token(self, provider: IdentityProvider, token: str, address: str) -> Identity:
+        """Return the identity of a token of the provider. Raises Unauthorized, Refused, ProviderUnavailable."""
+        at, digest = self.app.clock.monotonic(), sha256(token.encode(errors="replace")).digest()
+        cached = self._identities_by_digest.get(digest)
+        if cached is not None and at - cached[1] <= CACHE_SECONDS:
+            return cached[0]
+        try:
+            identity = await provider.verify_bearer(token)
+            user = await self.app.store.run(identities.check_identity, identity)
+        except SignInFailed as error:
+            log.debug("token refused reason=%s", error.reason)
+            raise self.reject("wrong_token", address) from error
+        except Refused:
+            self.failures.record("refused_identity", address)
+            raise
+        if user is not None:  # the name under which the audit log knows this identity
+            identity = replace(identity, name=user.name)
+        if len(self._identities_by_digest) > MAX_CACHE_ENTRIES:
+            self._identities_by_digest.clear()
+        self._identities_by_digest[digest] = (identity, at)
+        return identity
 
     async def verify_key(self, key_text: str, address: str) -> Key:
         """Return the key with this text if it is valid for this IP address. Raises Unauthorized.
@@ -157,12 +189,12 @@ class Authenticator:
             self.app.service.node.counters.forwarded_headers_ignored += 1
 
     async def is_valid(self, caller: Caller) -> bool:
-        """Return whether the key of a streaming response is still valid, at most CACHE_SECONDS old.
+        """Return whether the credential of a streaming response is still valid; a key at most CACHE_SECONDS old.
 
         While the database does not respond, the key counts as valid.
         """
         if caller.key is None:
-            return True
+            return caller.expires_at is None or self.app.clock.now() < caller.expires_at
         id_, at = caller.key.id, self.app.clock.monotonic()
         cached = self._keys_by_id.get(id_)
         if cached is None or at - cached[1] > CACHE_SECONDS:
@@ -247,6 +279,21 @@ class Authenticator:
     def unrecorded_requests(self, tenant_id: str) -> int:
         """Return the number of requests of a tenant on this node that are not persisted yet."""
         return self._unrecorded.get(tenant_id, 0)
+
+
+def _select_tenant(caller: Caller, own_tenant_id: str | None, request: Request) -> Caller:
+    """Return the caller in its own tenant; on the platform, in the one that the request names.
+
+    Raises Refused (TENANT_FORBIDDEN), InvalidInput.
+    """
+    requested = request.headers.get(TENANT_HEADER) or request.query_params.get("tenant")
+    if requested and own_tenant_id is not None and requested != own_tenant_id:
+        raise Refused(
+            f"The key or token does not belong to the tenant {requested!r:.60}.", code="TENANT_FORBIDDEN",
+            fix="Omit the tenant: the key or token determines it.",
+        )  # fmt: skip
+    tenant_id = own_tenant_id or check_text(requested or "default", "tenant_id")
+    return replace(caller, tenant_id=tenant_id, names_tenant=bool(requested))
 
 
 def _check_local(request: Request) -> None:

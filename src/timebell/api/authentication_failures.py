@@ -17,7 +17,7 @@ MAX_ENTRIES = 10_000
 
 
 class TooManySignIns(TimebellError):
-    """Too many failed sign-ins by password from this address."""
+    """Too many failed sign-ins from this address."""
 
     code = "TOO_MANY_SIGN_INS"
 
@@ -54,7 +54,7 @@ class AuthenticationFailures:
         recent, at = self._recent_sign_ins(address), self._app.clock.monotonic()
         if len(recent) >= MAX_SIGN_INS_PER_MINUTE:
             self.record("throttled", address)
-            raise TooManySignIns("Too many wrong passwords were sent from this address.", fix="Wait a minute.")
+            raise TooManySignIns("Too many sign-ins from this address failed.", fix="Wait a minute.")
         recent.append(at)
         return at
 

@@ -19,6 +19,7 @@ from starlette.types import Scope
 from timebell.api.admission import TooBusy
 from timebell.api.authentication import Unauthorized
 from timebell.api.authentication_failures import TooManySignIns
+from timebell.api.provider_cache import ProviderUnavailable
 from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
 from timebell.api.schemas import UnknownField
 from timebell.clock import Clock
@@ -43,7 +44,7 @@ STATUS_BY_ERROR: tuple[tuple[type[TimebellError], int], ...] = (
     (Unauthorized, 401), (TooManySignIns, 429), (LimitReached, 429), (BodyTooLarge, 413),
     (BodyTooSlow, 408), (MediaTypeUnsupported, 415),
     (RevisionStale, 412), (RevisionMissing, 428), (InThePast, 400), (NotFound, 404), (Conflict, 409), (Refused, 403),
-    (StoreError, 503), (TooBusy, 503), (ReportTooSlow, 503), (InvalidInput, 422),
+    (StoreError, 503), (TooBusy, 503), (ReportTooSlow, 503), (ProviderUnavailable, 503), (InvalidInput, 422),
 )  # fmt: skip
 # JSON pointer of the field that an error code refers to.
 POINTERS = {

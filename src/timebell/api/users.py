@@ -29,7 +29,7 @@ from timebell.ids import new_id
 from timebell.store.tenancy import users as rows
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role, require
-from timebell.tenancy.users import Session, User, check_role_change
+from timebell.tenancy.users import Session, User, check_managed_here, check_role_change
 
 routes = APIRouter(route_class=ApiRoute, tags=["users"])
 SESSION_ID_LENGTH = 16  # of the digest of the cookie; enough to tell sessions apart, not enough to look one up
@@ -59,6 +59,7 @@ class UserOut(ResponseBody):
     name: str
     tenant_id: str | None
     role: str
+    issuer: Annotated[str | None, Field(description="Identity provider of the user; null: signs in with a password.")]
     enabled: bool
     created_at: Instant
     created_by: str | None
@@ -127,6 +128,7 @@ async def patch_user(name: Id, body: UserPatch, ctx: Context) -> Response:
         check_role_change(user, body.role)
         await ctx.run(rows.set_role, user.id, body.role)
     if body.password is not None:
+        check_managed_here(user)
         await ctx.run(rows.set_password, user.id, await _hash(body.password))
     if body.enabled is not None:
         await ctx.run(rows.enable_user if body.enabled else rows.disable_user, user.id, ctx.now)
@@ -204,8 +206,8 @@ def render_user(user: User) -> dict[str, Any]:
     """Render a user as JSON."""
     return {
         "id": user.id, "name": user.name, "tenantId": user.tenant_id, "role": user.role.value,
-        "enabled": user.disabled_at is None, "createdAt": format_utc(user.created_at), "createdBy": user.created_by,
-        "lastUsedAt": format_utc(user.last_used_at),
+        "issuer": user.issuer, "enabled": user.disabled_at is None, "createdAt": format_utc(user.created_at),
+        "createdBy": user.created_by, "lastUsedAt": format_utc(user.last_used_at),
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from timebell.store.tenancy import users as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import Session, User, check_role_change
+from timebell.tenancy.users import Session, User, check_managed_here, check_role_change
 
 
 def create_user(name: str, role: str, tenant: str, database: str | None) -> None:
@@ -53,9 +53,10 @@ def list_users(database: str | None, output_format: str | None) -> None:
         return [user async for user in iterate_pages(app, rows.list_users)]
 
     users = [_user_facts(user) for user in run_and_close(app, read)]
-    head = ("NAME", "TENANT", "ROLE", "CREATED", "LAST SIGNED IN", "STATE")
+    head = ("NAME", "TENANT", "ROLE", "SIGNS IN", "CREATED", "LAST SIGNED IN", "STATE")
     print_list(users, resolve_format(app, output_format), head, lambda row: (
-        row["name"], row["tenantId"] or "(platform)", row["role"], row["createdAt"][:10],
+        row["name"], row["tenantId"] or "(platform)", row["role"], row["issuer"] or "with a password",
+        row["createdAt"][:10],
         (row["lastUsedAt"] or "never")[:16], row["state"],
     ))  # fmt: skip
 
@@ -63,10 +64,15 @@ def list_users(database: str | None, output_format: str | None) -> None:
 def set_password(name: str, database: str | None) -> None:
     """Change a password and end all sessions of the user.
 
-    Raises NotFound (USER_NOT_FOUND), InvalidInput (INVALID_PASSWORD).
+    Raises NotFound (USER_NOT_FOUND), InvalidInput (INVALID_PASSWORD), Refused (MANAGED_BY_PROVIDER).
     """
     password = passwords.hash_password(_read_password())
-    _change_user(name, database, "user.password", lambda tx, user: rows.set_password(tx, user.id, password))
+
+    def change(tx: Transaction, user: User) -> None:
+        check_managed_here(user)
+        rows.set_password(tx, user.id, password)
+
+    _change_user(name, database, "user.password", change)
     print_message(f"Password of {name} changed; all their sessions are ended.")
 
 
@@ -87,7 +93,7 @@ def enable(name: str, database: str | None) -> None:
 def set_role(name: str, role: str, database: str | None) -> None:
     """Change the role of a user.
 
-    Raises NotFound (USER_NOT_FOUND), InvalidInput (INVALID_ROLE), Refused (ROLE_FIXED).
+    Raises NotFound (USER_NOT_FOUND), InvalidInput (INVALID_ROLE), Refused (ROLE_FIXED, MANAGED_BY_PROVIDER).
     """
     new_role = _parse_role(role)
 
@@ -171,7 +177,7 @@ def _read_password() -> str:
 
 def _user_facts(user: User) -> dict[str, Any]:
     return {
-        "name": user.name, "tenantId": user.tenant_id, "role": user.role.value,
+        "name": user.name, "tenantId": user.tenant_id, "role": user.role.value, "issuer": user.issuer,
         "createdAt": format_instant(user.created_at),
         "lastUsedAt": user.last_used_at and format_instant(user.last_used_at),
         "state": "disabled" if user.disabled_at else "usable",

@@ -26,9 +26,10 @@ from timebell.ids import new_id
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import api_keys as key_rows
-from timebell.store.tenancy import users
+from timebell.store.tenancy import identities, users
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
+from timebell.tenancy.identities import Identity
 from timebell.tenancy.keys import Key
 from timebell.tenancy.users import SESSION_MAX_AGE, Session, User, session_id
 
@@ -44,11 +45,15 @@ class WrongPassword(Unauthorized):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """The user of a page. `token`: for their forms. `signed_in`: false for local access without a session."""
+    """The user of a page. `token`: for their forms. `signed_in`: false for local access without a session.
+
+    `issuer`: identity provider at which the user signed in; None for a password or an API key.
+    """
 
     caller: Caller
     token: str
     signed_in: bool
+    issuer: str | None = None
 
 
 class Sessions:
@@ -78,7 +83,7 @@ class Sessions:
         session, user = row
         if user is not None:
             caller = Caller(user.name, "default", user.role, address)
-            return Visitor(_with_tenant(caller, user.tenant_id, request), _form_token(token), signed_in=True)
+            return Visitor(_with_tenant(caller, user.tenant_id, request), _form_token(token), True, user.issuer)
         key = await app.store.run(key_rows.find_key, session.key_id or "")
         if key is None or not key[0].is_usable(now, address):
             return None
@@ -89,8 +94,11 @@ class Sessions:
         """Start a session by password and return its token.
 
         Failed attempts are limited per client network in this process, and per user and network in the store: others
-        cannot lock a user out. Raises WrongPassword, TooManySignIns, TooBusy.
+        cannot lock a user out. Raises WrongPassword, TooManySignIns, TooBusy, Refused (PASSWORDS_DISABLED).
         """
+        if not self._app.settings.password_sign_in:
+            raise Refused("This server accepts no passwords.", code="PASSWORDS_DISABLED",
+                          fix="Sign in at the identity provider, or with an API key.")  # fmt: skip
         app, address = self._app, _address(request)
         attempt, network = authenticator.failures.begin_sign_in(address), client_network(address)
         async with authenticator.capacity.sign_ins.hold(network):
@@ -117,6 +125,28 @@ class Sessions:
                 code="SCOPE_MISSING", fix="Sign in with a key without scopes.",
             )  # fmt: skip
         return await self._create_session(request, None, key)
+
+    async def sign_in_identity(self, request: Request, identity: Identity) -> str:
+        """Start a session of an identity and return its token. Creates the user, or updates its role and tenant.
+
+        Raises Refused (USER_DISABLED, USER_NAME_TAKEN).
+        """
+        now = self._app.clock.now()
+
+        def write(tx: Transaction) -> User:
+            user, action = identities.sign_in_identity(tx, identity, new_id(now), now)
+            if action is not None:
+                audit_log.write_record(tx, AuditRecord(
+                    id=new_id(now), tenant_id=user.tenant_id or "default", at=now, actor=identities.CREATED_BY,
+                    action=action, subject=user.name, address=_address(request), request_id=request.state.id,
+                ))  # fmt: skip
+            return user
+
+        return await self._create_session(request, await self._app.store.run(write), None)
+
+    async def end_sessions_of_identity(self, issuer: str, subject: str) -> None:
+        """End all sessions of an identity that may not sign in any more."""
+        await self._app.store.run(identities.end_sessions_of_identity, issuer, subject)
 
     async def _create_session(self, request: Request, user: User | None, key: Key | None) -> str:
         token, now = secrets.token_urlsafe(32), self._app.clock.now()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
 from timebell.api.authentication_failures import TooManySignIns
-from timebell.dashboard.fields import to_problem
-from timebell.dashboard.rendering import render_template
+from timebell.dashboard.provider_sign_in import render_sign_in, render_sign_out
 from timebell.dashboard.sessions import TENANT_COOKIE, Sessions, set_session_cookie
 from timebell.dashboard.views import ZONE_CHOICES, CurrentView, PageRoute, local_path
 from timebell.errors import TimebellError
@@ -20,7 +19,7 @@ routes = APIRouter(route_class=PageRoute)
 @routes.get("/ui/sign-in")
 async def sign_in_page(request: Request, next: str = "/ui/") -> Response:
     """Render the sign-in form."""
-    return HTMLResponse(render_template(request, "sign_in", None, {"next": local_path(next), "problem": None}))
+    return render_sign_in(request, next)
 
 
 @routes.post("/ui/sign-in")
@@ -36,9 +35,7 @@ async def sign_in(request: Request) -> Response:
             name, password = form.get("name", "").strip(), form.get("password", "")
             token = await sessions.sign_in(request.app.state.authenticator, request, name[:200], password[:200])
     except TimebellError as error:
-        variables = {"next": next_path, "problem": to_problem(error)}
-        status = 429 if isinstance(error, TooManySignIns) else 401
-        return HTMLResponse(render_template(request, "sign_in", None, variables), status)
+        return render_sign_in(request, next_path, error, 429 if isinstance(error, TooManySignIns) else 401)
     response = RedirectResponse(next_path, 303)
     set_session_cookie(response, token)
     return response
@@ -46,10 +43,10 @@ async def sign_in(request: Request) -> Response:
 
 @routes.post("/ui/sign-out")
 async def sign_out(request: Request, view: CurrentView) -> Response:
-    """End the session: delete it in the store and in the browser."""
+    """End the session: delete it in the store and in the browser, and at the identity provider of the user."""
     sessions: Sessions = request.app.state.sessions
     await sessions.sign_out(request)
-    response = RedirectResponse("/ui/sign-in", 303)
+    response = await render_sign_out(request, view.visitor.issuer) or RedirectResponse("/ui/sign-in", 303)
     set_session_cookie(response, None)
     return response
 

@@ -16,6 +16,7 @@ from timebell.dashboard import (
     exports,
     jobs,
     overview,
+    provider_sign_in,
     schedule_form,
     schedules,
     sign_in,
@@ -26,7 +27,8 @@ from timebell.dashboard.views import SECURITY_HEADERS
 from timebell.feature import Feature
 
 PAGE_MODULES = (
-    sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters, audit_pages,
+    sign_in, provider_sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters,
+    audit_pages,
 )  # fmt: skip
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
 static_routes = APIRouter()

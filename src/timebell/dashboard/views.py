@@ -44,7 +44,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 ZONE_CHOICES = ("schedule", "mine", "utc")
-PUBLIC_PATHS = ("/ui/sign-in",)  # accessible without a session
+PUBLIC_PATHS = ("/ui/sign-in", "/ui/sign-in/start", "/ui/sign-in/callback")  # accessible without a session
 
 
 class PageTooSlow(TimebellError):
@@ -139,6 +139,8 @@ CurrentView = Annotated[View, Depends(_current_view)]
 class PageRoute(APIRoute):
     """Route of a page: session and form checks, time limit, error pages, security headers."""
 
+    timeout_seconds: float | None = None  # instead of PAGE_TIMEOUT_SECONDS
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
 
@@ -149,7 +151,7 @@ class PageRoute(APIRoute):
 
         async def handle_errors(request: Request) -> Response:
             try:
-                async with asyncio.timeout(PAGE_TIMEOUT_SECONDS):
+                async with asyncio.timeout(self.timeout_seconds or PAGE_TIMEOUT_SECONDS):
                     return await _handle(request, inner)
             except ApiError as error:
                 return error_page(request, error.response.status, error.response.body)
@@ -184,14 +186,15 @@ async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, An
     sessions: Sessions = state.sessions
     if request.method == "POST":
         check_origin(request)
-    visitor = await sessions.identify(authenticator, request)
-    if visitor is None and request.url.path not in PUBLIC_PATHS:
+    is_public = request.url.path in PUBLIC_PATHS
+    visitor = None if is_public else await sessions.identify(authenticator, request)
+    if visitor is None and not is_public:
         return redirect_to_sign_in(request)
     if visitor is not None:
         request.state.view = View(app, request, state.api_client, visitor, app.clock.now())
     if request.method == "POST":
         form = request.state.form = await read_form(request, authenticator.capacity.bodies)
-        if visitor is not None and request.url.path not in PUBLIC_PATHS:
+        if visitor is not None:
             check_token(visitor, form.pop("_token", "") or request.headers.get("timebell-form", ""))
             request.state.view.form = form
     return await inner(request)

@@ -535,7 +535,7 @@ targets = Table(
     ),
 )
 
-# Users who sign in to the dashboard with a password.
+# Users of the dashboard: they sign in with a password, or at an identity provider.
 users = Table(
     "timebell_users",
     metadata,
@@ -544,13 +544,17 @@ users = Table(
     Column("tenant_id", String(200)),
     Column("name", String(200), nullable=False),
     Column("role", String(10), nullable=False),
-    # Password hash in the format of tenancy/passwords.py.
-    Column("password", String(200), nullable=False),
+    # Password hash in the format of tenancy/passwords.py; NULL: signs in at an identity provider.
+    Column("password", String(200)),
+    # Identity at a provider: its issuer URL and the claim `sub`, which together never change.
+    Column("issuer", String(200)),
+    Column("subject", String(255)),
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("last_used_at", Instant),
     Column("disabled_at", Instant),
     Index("timebell_users_name", "name", unique=True),
+    Index("timebell_users_identity", "issuer", "subject", unique=True),
 )
 
 # Wrong passwords for a user from one client network since the last correct one, and until when all attempts from there

@@ -17,7 +17,10 @@ MAX_LOCK = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Dashboard user. `tenant_id` None marks a platform user. Datetimes are aware UTC."""
+    """Dashboard user. `tenant_id` None marks a platform user. Datetimes are aware UTC.
+
+    `issuer` and `subject` identify a user of an identity provider; None for a user with a password.
+    """
 
     id: str
     tenant_id: str | None
@@ -27,6 +30,8 @@ class User:
     created_by: str | None = None
     last_used_at: datetime | None = None
     disabled_at: datetime | None = None
+    issuer: str | None = None
+    subject: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +50,21 @@ class Session:
 
 
 def check_role_change(user: User, role: Role) -> None:
-    """Check that a user may get a role. Raises Refused (ROLE_FIXED)."""
+    """Check that a user may get a role. Raises Refused (ROLE_FIXED, MANAGED_BY_PROVIDER)."""
+    check_managed_here(user)
     if role is not user.role and Role.PLATFORM in (role, user.role):
         raise Refused(
             "A user cannot change between a tenant and the platform.", code="ROLE_FIXED", fix="Create another user."
         )
+
+
+def check_managed_here(user: User) -> None:
+    """Check that the role and the password of a user belong to Timebell. Raises Refused (MANAGED_BY_PROVIDER)."""
+    if user.issuer is not None:
+        raise Refused(
+            f"{user.name} signs in at {user.issuer}, which determines the role.", code="MANAGED_BY_PROVIDER",
+            fix="Change the groups there, or TIMEBELL_OIDC_ROLE_MAP. Disabling the user works here.",
+        )  # fmt: skip
 
 
 def lock_duration(failures: int) -> timedelta | None:

@@ -21,6 +21,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.docs.pages import DOCS, code_words, rows
+from tests.identity_provider import OWN_URL, identity_provider
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
 from timebell.cli.doctor import database, settings
@@ -145,6 +146,37 @@ def test_problems_of_settings_and_machine_are_found(
     found = set(findings(cli, "--database", file_url))
     assert code in found
     assert found - {code} <= {"OPEN_FILES_LIMIT_LOW", "DISK_ALMOST_FULL", "HTTP_WITHOUT_TLS"}
+
+
+def test_problems_of_the_identity_provider_are_found(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sign_on() -> list[tuple[str, str]]:
+        checks = json.loads(cli("doctor", "--database", file_url, "-o", "json").out)
+        return [(each["code"], each["detail"]) for each in checks if each["name"] == "sign-on"]
+
+    def found() -> set[str]:
+        return {code for code in findings(cli, "--database", file_url) if "SIGN_ON" in code or "PROVIDER" in code
+                or "REDIRECT" in code}  # fmt: skip
+
+    monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(free_port()))
+    assert sign_on() == []
+    with identity_provider(monkeypatch) as provider:
+        redirect_uri = f"{OWN_URL}/ui/sign-in/callback"
+        assert sign_on() == [("", f"{provider.issuer} answers; register {redirect_uri} there as redirect URI")]
+        monkeypatch.setenv("TIMEBELL_URL", "http://timebell.example.com")
+        assert found() == {"REDIRECT_URI_WITHOUT_TLS"}
+        monkeypatch.setenv("TIMEBELL_URL", OWN_URL)
+        for offset in (-40, 40):
+            provider.clock_offset_seconds = offset
+            assert found() == {"IDENTITY_PROVIDER_CLOCK_DIFFERS"}
+        provider.clock_offset_seconds = 0
+        provider.keys = {}
+        assert found() == {"IDENTITY_PROVIDER_UNAVAILABLE"}
+        monkeypatch.setenv("TIMEBELL_OIDC_ISSUER", provider.issuer + "/")
+        assert f"calls itself '{provider.issuer}'" in sign_on()[0][1]
+        monkeypatch.setenv("TIMEBELL_OIDC_ISSUER", f"http://127.0.0.1:{free_port()}")
+        assert found() == {"IDENTITY_PROVIDER_UNAVAILABLE"}
+        monkeypatch.setenv("TIMEBELL_OIDC_ROLE_MAP", "admins=root")
+        assert found() == {"SIGN_ON_MISCONFIGURED"}
 
 
 def test_missing_unreachable_or_empty_database_is_found(cli: Cli, tmp_path: Path) -> None:

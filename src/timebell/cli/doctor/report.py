@@ -15,6 +15,7 @@ from timebell import settings as configuration
 from timebell.cli.database import find_schema_version, is_missing, redact_url
 from timebell.cli.doctor import database as doctor_database
 from timebell.cli.doctor.findings import Check, fail, warn
+from timebell.cli.doctor.identity_provider import check_identity_provider
 from timebell.cli.doctor.settings import check_settings
 from timebell.cli.output import FAILED, OK, colorize, print_data, print_records
 from timebell.clock import SystemClock, system_now
@@ -57,7 +58,8 @@ async def _collect_checks(settings: Settings) -> list[Check]:
     checks = [check async for check in _check_database(settings)]
     if all(check.name != "zone data" for check in checks):
         checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
-    return [*checks, *check_settings(settings), _check_port(settings)]
+    sign_on = [check async for check in check_identity_provider(settings)]
+    return [*checks, *check_settings(settings), *sign_on, _check_port(settings)]
 
 
 async def _check_database(settings: Settings) -> AsyncIterator[Check]:

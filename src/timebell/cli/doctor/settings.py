@@ -81,6 +81,7 @@ def _check_extras(settings: Settings) -> Iterator[Check]:
               if broker_url(kind, settings) is not None and not is_installed(kind)]  # fmt: skip
     for name, package, extra in (
         ("fcm_credentials", "hpack", "push"), ("arrivals_url", "redis", "redis"), ("alert_urls", "apprise", "alerts"),
+        ("oidc_issuer", "joserfc", "oidc"),
     ):  # fmt: skip
         if getattr(settings, name) and find_spec(package) is None:
             missing.append((name, extra))

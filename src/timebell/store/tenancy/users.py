@@ -35,7 +35,7 @@ def create_user(tx: Transaction, user: User, password: str) -> User:
 def find_user(tx: Transaction, name: str) -> User | None:
     """Return the user with this name; None if there is none."""
     row = tx.execute(select(users).where(users.c.name == name)).first()
-    return None if row is None else _user_from_row(row)
+    return None if row is None else user_from_row(row)
 
 
 def list_users(tx: Transaction, limit: int, after: str | None, tenant_id: str | None = None) -> Page[User]:
@@ -45,15 +45,15 @@ def list_users(tx: Transaction, limit: int, after: str | None, tenant_id: str | 
         query = query.where(users.c.tenant_id == tenant_id)
     if after is not None:
         query = query.where(users.c.name > after)
-    page = [_user_from_row(row) for row in tx.execute(query)]
+    page = [user_from_row(row) for row in tx.execute(query)]
     return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
 
 
-def record_sign_in_attempt(tx: Transaction, name: str, network: str, now: datetime) -> tuple[User, str] | None:
+def record_sign_in_attempt(tx: Transaction, name: str, network: str, now: datetime) -> tuple[User, str | None] | None:
     """Count a sign-in attempt as failed before its password is checked, so that concurrent attempts are counted too.
 
-    Returns the user and the password hash; None for an unknown or disabled user, or one that is locked for this client
-    network. A successful sign-in deletes the count, in `forget_sign_in_failures`.
+    Returns the user and the password hash, if the user has one; None for an unknown or disabled user, or one that is
+    locked for this client network. A successful sign-in deletes the count, in `forget_sign_in_failures`.
     """
     row = tx.execute(select(users).where(users.c.name == name).with_for_update()).first()
     if row is None or row.disabled_at is not None:
@@ -69,7 +69,7 @@ def record_sign_in_attempt(tx: Transaction, name: str, network: str, now: dateti
         tx.execute(insert(sign_in_failures).values(user_id=row.id, network=network, **values))
     else:
         tx.execute(update(sign_in_failures).where(here).values(**values))
-    return _user_from_row(row), row.password
+    return user_from_row(row), row.password
 
 
 def forget_sign_in_failures(tx: Transaction, user_id: str, network: str, now: datetime) -> None:
@@ -156,11 +156,13 @@ def find_session(tx: Transaction, id_: str, now: datetime, *, peek: bool = False
     if session.user_id is None:
         return session, None
     user_row = tx.execute(select(users).where(users.c.id == session.user_id, users.c.disabled_at.is_(None))).first()
-    return None if user_row is None else (session, _user_from_row(user_row))
+    return None if user_row is None else (session, user_from_row(user_row))
 
 
-def _user_from_row(row: Row[Any]) -> User:
+def user_from_row(row: Row[Any]) -> User:
+    """Return the user of a row, without the password."""
     return User(
         id=row.id, tenant_id=row.tenant_id, name=row.name, role=Role(row.role), created_at=row.created_at,
-        created_by=row.created_by, last_used_at=row.last_used_at, disabled_at=row.disabled_at,
+        created_by=row.created_by, last_used_at=row.last_used_at, disabled_at=row.disabled_at, issuer=row.issuer,
+        subject=row.subject,
     )  # fmt: skip

@@ -637,13 +637,16 @@ def upgrade() -> None:
         sa.Column("tenant_id", sa.String(200)),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("role", sa.String(10), nullable=False),
-        sa.Column("password", sa.String(200), nullable=False),
+        sa.Column("password", sa.String(200)),
+        sa.Column("issuer", sa.String(200)),
+        sa.Column("subject", sa.String(255)),
         sa.Column("created_at", Instant, nullable=False),
         sa.Column("created_by", sa.String(200)),
         sa.Column("last_used_at", Instant),
         sa.Column("disabled_at", Instant),
     )
     op.create_index("timebell_users_name", "timebell_users", ["name"], unique=True)
+    op.create_index("timebell_users_identity", "timebell_users", ["issuer", "subject"], unique=True)
     op.create_table(
         "timebell_zone_changes",
         sa.Column("tzdata", sa.String(20), primary_key=True),
