@@ -12,6 +12,8 @@ from fastapi import Request
 from timebell.alarm import Alarm
 from timebell.api.admission import Capacity
 from timebell.api.authentication_failures import AuthenticationFailures
+from timebell.api.client_address import client_network
+from timebell.api.refusals import UNKNOWN_ACTOR, RefusalLog
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
@@ -46,6 +48,8 @@ class Caller:
     key: Key | None = None
     names_tenant: bool = False
     """True if the request specifies a tenant."""
+    kind: str = "key"
+    """What the actor is, for the audit log: `key`, `user`, `source` (a signed webhook) or `local`."""
 
     @property
     def is_platform(self) -> bool:
@@ -76,6 +80,7 @@ class Authenticator:
         self.app = app
         self.capacity = Capacity()
         self.failures = AuthenticationFailures(app)
+        self.refusals = RefusalLog(app)
         self.allow_local = allow_local
         self._keys_by_digest: dict[str, tuple[Key, float]] = {}
         self._keys_by_id: dict[str, tuple[Key, float]] = {}
@@ -113,7 +118,7 @@ class Authenticator:
                 fix="Omit the tenant: the key determines it.",
             )  # fmt: skip
         tenant_id = own or check_text(requested or "default", "tenant_id")
-        return Caller(actor, tenant_id, role, address, key, bool(requested))
+        return Caller(actor, tenant_id, role, address, key, bool(requested), "local" if key is None else "key")
 
     async def verify_key(self, key_text: str, address: str) -> Key:
         """Return the key with this text if it is valid for this IP address. Raises Unauthorized.
@@ -132,6 +137,8 @@ class Authenticator:
             stored = found[1] if found else "0" * 64
             matches = [candidate for candidate in (digest, *older) if keys.digests_match(stored, candidate)]
             if found is None or not matches or not keys.split_secret_keys(secret_key):
+                if key_text:
+                    await self._record_rejected_key("WRONG_KEY", None, address)
                 raise self.reject("wrong_key" if key_text else "missing_key", address)
             if len(self._keys_by_digest) > MAX_CACHE_ENTRIES:
                 self._keys_by_digest.clear()
@@ -141,8 +148,16 @@ class Authenticator:
                 if stored != digest:  # created with an older secret key: rehash with the newest
                     await self.app.store.run(key_rows.replace_digest, id_, stored, digest)
         if not cached[0].is_usable(now, address):
+            await self._record_rejected_key("UNUSABLE_KEY", cached[0], address)
             raise self.reject("unusable_key", address)
         return cached[0]
+
+    async def _record_rejected_key(self, code: str, key: Key | None, address: str) -> None:
+        await self.refusals.record(
+            tenant_id=(key.tenant_id if key else None) or "default", actor=key.name if key else UNKNOWN_ACTOR,
+            actor_kind="key", network=client_network(address), address=address, action="key.use",
+            subject=key.id if key else None, key_id=key.id if key else None, code=code, authenticated=False,
+        )  # fmt: skip
 
     def reject(self, reason: str, address: str) -> Unauthorized:
         """Record a failed authentication and return the error to raise, which is the same for every reason."""

@@ -91,6 +91,7 @@ MORE_NAVIGATION = (
         "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 15a3 3 0 1 0 0-6 3 3 0 0 0 0 6z",
     ),
     NavigationEntry("tenants", "/ui/tenants", "Tenants", "admin", "M4 20V6l8-3 8 3v14M9 20v-5h6v5M9 9h.01M15 9h.01"),
+    NavigationEntry("audit-log", "/ui/audit-log", "Audit log", "admin", "M6 3h9l4 4v14H6zM9 11h7M9 15h7M9 7h3"),
     NavigationEntry("nodes", "/ui/nodes", "Nodes", "viewer", "M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01"),
 )
 

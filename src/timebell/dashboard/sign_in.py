@@ -48,7 +48,7 @@ async def sign_in(request: Request) -> Response:
 async def sign_out(request: Request, view: CurrentView) -> Response:
     """End the session: delete it in the store and in the browser."""
     sessions: Sessions = request.app.state.sessions
-    await sessions.sign_out(request)
+    await sessions.sign_out(request, view.visitor)
     response = RedirectResponse("/ui/sign-in", 303)
     set_session_cookie(response, None)
     return response

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from timebell.dashboard import (
     admin_pages,
+    audit_log_pages,
     audit_pages,
     bulk_actions,
     dead_letters,
@@ -27,6 +28,7 @@ from timebell.feature import Feature
 
 PAGE_MODULES = (
     sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters, audit_pages,
+    audit_log_pages,
 )  # fmt: skip
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
 static_routes = APIRouter()
