@@ -23,6 +23,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth"
 TABLES = "() => [...document.querySelectorAll('.tw')].map((box) => [box.scrollWidth, box.clientWidth])"
 FOLDED_TABLES = {  # pages whose tables become cards on a phone
     "schedules", "schedule", "jobs", "dead", "deadgroup", "campaigns", "triggers", "tenants", "nodes", "audit-log",
+    "users", "keys",
     "targets", "people", "left", "trigger instep",
 }  # fmt: skip
 

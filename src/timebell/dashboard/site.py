@@ -16,10 +16,12 @@ from timebell.dashboard import (
     dead_letters,
     exports,
     jobs,
+    key_pages,
     overview,
     schedule_form,
     schedules,
     sign_in,
+    user_pages,
 )
 from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import STATIC_DIR, template_environment
@@ -28,7 +30,7 @@ from timebell.feature import Feature
 
 PAGE_MODULES = (
     sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters, audit_pages,
-    audit_log_pages,
+    audit_log_pages, user_pages, key_pages,
 )  # fmt: skip
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
 static_routes = APIRouter()
