@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from timebell.api.history import FieldChange, render_changes
+from timebell.api.history import FieldChange
 from timebell.api.route import API_PREFIX, ApiRoute, Context, RequestContext, read_route
-from timebell.api.schemas import Cursor, Instant, Limit, ResponseBody, format_utc, page_response, parse_timestamp
+from timebell.api.schemas import Cursor, Instant, Limit, ResponseBody, page_response, parse_timestamp
 from timebell.model import page
 from timebell.store.audit import audit_log
-from timebell.store.audit.audit_log import AuditFilter, AuditRecord
+from timebell.store.audit.audit_log import AuditFilter, AuditRecord, render_record
 from timebell.tenancy.keys import SCOPES
 from timebell.tenancy.roles import Role
 
@@ -75,7 +75,7 @@ async def list_audit_log(
     records = await ctx.run(
         audit_log.list_records, ctx.tenant_id, limit, page.validate_paging(limit, cursor), wanted
     )  # fmt: skip
-    return page_response(records, [render_record(record) for record in records])
+    return page_response(records, [_render_record(record) for record in records])
 
 
 @routes.get(
@@ -102,7 +102,7 @@ async def _stream_records(ctx: RequestContext, wanted: AuditFilter) -> AsyncIter
         records: list[AuditRecord] = await ctx.app.store.run(
             audit_log.list_records_after, after, EXPORT_BATCH_SIZE, ctx.tenant_id, wanted
         )
-        yield b"".join(orjson.dumps(render_record(record)) + b"\n" for record in records)
+        yield b"".join(orjson.dumps(_render_record(record)) + b"\n" for record in records)
         if len(records) < EXPORT_BATCH_SIZE:
             return
         after = records[-1].id
@@ -118,15 +118,8 @@ def _parse_filter(
     )  # fmt: skip
 
 
-def render_record(record: AuditRecord) -> dict[str, Any]:
-    """Render a record as JSON."""
-    return {
-        "id": record.id, "tenantId": record.tenant_id, "at": format_utc(record.at), "actor": record.actor,
-        "actorKind": record.actor_kind, "keyId": record.key_id, "address": record.address, "action": record.action,
-        "subject": record.subject, "subjectName": record.subject_name, "url": _object_url(record),
-        "outcome": record.outcome, "code": record.code, "suppressed": record.suppressed,
-        "changes": render_changes(record), "requestId": record.request_id,
-    }  # fmt: skip
+def _render_record(record: AuditRecord) -> dict[str, Any]:
+    return {**render_record(record), "url": _object_url(record)}
 
 
 def _object_url(record: AuditRecord) -> str | None:

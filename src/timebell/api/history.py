@@ -11,10 +11,9 @@ from pydantic import Field
 from timebell.api.route import RequestContext
 from timebell.api.schemas import Instant, Json, ResponseBody, format_utc, page_response
 from timebell.model import page
-from timebell.model.audit_values import list_changes
 from timebell.model.page import Page
 from timebell.store.audit import audit_log
-from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.audit.audit_log import AuditRecord, render_changes
 
 
 class FieldChange(ResponseBody):
@@ -63,11 +62,3 @@ def _render_entry(record: AuditRecord) -> dict[str, Any]:
         "id": record.id, "at": format_utc(record.at), "actor": record.actor, "actorKind": record.actor_kind,
         "action": record.action, "changes": render_changes(record),
     }  # fmt: skip
-
-
-def render_changes(record: AuditRecord) -> list[dict[str, Any]]:
-    """Render the changed fields of a record as JSON."""
-    return [
-        {"field": change.field, "before": change.before, "after": change.after}
-        for change in list_changes(record.before, record.after)
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import orjson
 from sqlalchemy import Row, Select, insert, or_, select
 
+from timebell.model.audit_values import list_changes
 from timebell.model.page import Page
+from timebell.recurrence.instants import format_instant
 from timebell.store.schema import audit_log
 from timebell.store.transaction import Transaction
 
@@ -97,6 +100,32 @@ def list_history(
     """Return a page of the changes of one object, newest first. `kind` is the first part of their actions."""
     changes = _filtered(tenant_id, AuditFilter(action=f"{kind}.*", outcome=DONE))
     return _page(tx, changes.where(audit_log.c.subject == subject), limit, before)
+
+
+def load_records(tx: Transaction, ids: Sequence[str]) -> list[AuditRecord]:
+    """Return the records with these ids, oldest first."""
+    if not ids:
+        return []
+    rows = tx.execute(select(audit_log).where(audit_log.c.id.in_(ids)).order_by(audit_log.c.id))
+    return [_record_from_row(row) for row in rows]
+
+
+def render_record(record: AuditRecord) -> dict[str, Any]:
+    """Render a record as JSON, as the API and the export show it."""
+    return {
+        "id": record.id, "tenantId": record.tenant_id, "at": format_instant(record.at), "actor": record.actor,
+        "actorKind": record.actor_kind, "keyId": record.key_id, "address": record.address, "action": record.action,
+        "subject": record.subject, "subjectName": record.subject_name, "outcome": record.outcome, "code": record.code,
+        "suppressed": record.suppressed, "changes": render_changes(record), "requestId": record.request_id,
+    }  # fmt: skip
+
+
+def render_changes(record: AuditRecord) -> list[dict[str, Any]]:
+    """Render the changed fields of a record as JSON."""
+    return [
+        {"field": change.field, "before": change.before, "after": change.after}
+        for change in list_changes(record.before, record.after)
+    ]
 
 
 def _page(tx: Transaction, query: Select[Any], limit: int, before: str | None) -> Page[AuditRecord]:
