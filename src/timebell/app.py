@@ -238,6 +238,7 @@ class Timebell(DecoratorMixin, FacadeMixin):
             wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
             secret_key=self.settings.secret_key, features=self.features, counters=counters,
             alert_channels=Channels(self.settings.alert_urls), arrivals=self._arrival_hub,
+            audit_destinations=wiring.create_audit_destinations(self.settings, self.clock.now),
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():

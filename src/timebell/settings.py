@@ -89,6 +89,8 @@ class Settings:
     metrics_port: int | None = _setting(None, "int", minimum=1, maximum=65_535)
     metrics_schedule_label: bool = _setting(False, "bool")
     otel_enabled: bool = _setting(False, "bool")
+    audit_webhook_url: str | None = _setting(None, "secret")
+    audit_syslog_url: str | None = _setting(None, "text")
     alert_urls: str | None = _setting(None, "secret")
     log_level: str = _setting("info", "word", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting("auto", "word", choices=("auto", "text", "json"))

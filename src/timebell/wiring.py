@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from timebell.client.validation import check_text
+from timebell.engine.leader.audit_export import AuditDestination
 from timebell.engine.node import NodeOptions
 from timebell.errors import InvalidInput
 from timebell.feature import Feature
@@ -114,6 +115,17 @@ def create_target(
     )  # fmt: skip
     return HttpTarget(
         settings.webhook_signing_secret, settings.webhook_timeout, now=now, guard=guard, secret_key=settings.secret_key
+    )
+
+
+def create_audit_destinations(settings: Settings, now: Callable[[], datetime]) -> Mapping[str, AuditDestination]:
+    """Create the destinations of the audit log, by name. Raises InvalidInput (INVALID_AUDIT_URL)."""
+    if settings.audit_webhook_url is None and settings.audit_syslog_url is None:
+        return {}
+    from timebell.engine.leader.audit_destinations import create_destinations
+
+    return create_destinations(
+        settings.audit_webhook_url, settings.audit_syslog_url, settings.webhook_signing_secret, settings.node_name, now
     )
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from sqlalchemy import select
 
+from timebell.api import v1
 from timebell.ids import new_id
 from timebell.store.schema import audit_log
 from timebell.store.transaction import Transaction
 from timebell.tenancy.keys import SCOPES
 from timebell.tenancy.roles import Role
 
-from .calls import CALLS, OURS, THEIRS, World, operations
+from .calls import CALLS, OURS, THEIRS, Operation, World, operations
 from .web import NIGHTLY, is_problem
 
 Make = Callable[..., Any]
@@ -21,7 +22,8 @@ READ_ONLY = ("tenantId", "id", "revision", "createdBy", "createdAt", "generation
 
 
 def _records(tx: Transaction) -> list[tuple[str, str, str]]:
-    rows = tx.execute(select(audit_log.c.id, audit_log.c.action, audit_log.c.subject).order_by(audit_log.c.id))
+    columns = (audit_log.c.id, audit_log.c.action, audit_log.c.subject)
+    rows = tx.execute(select(*columns).where(audit_log.c.outcome == "done").order_by(audit_log.c.id))
     return [tuple(row) for row in rows]
 
 
@@ -32,6 +34,14 @@ def _problem_text(response: Any, world: World, names: dict[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(value, f"<{name}>")
     return text
+
+
+def _is_documented(operation: Operation, response: Any) -> bool:
+    """Return whether the OpenAPI document lists the error code of a refused request."""
+    document = v1.build_openapi()
+    described = document["paths"][operation.path][operation.method.lower()]["responses"][str(response.status_code)]
+    shared = document["components"]["responses"][described["$ref"].rpartition("/")[2]]
+    return response.json()["code"] in shared["x-codes"]
 
 
 def test_every_operation_has_a_call_entry() -> None:
@@ -46,16 +56,20 @@ async def test_every_operation_checks_keys_roles_and_scopes(make: Make) -> None:
         for operation in operations():
             before = await web.app.store.run(_records)
             for key in (None, world.revoked, world.expired):
-                is_problem(await world.call(operation, key), 401, "UNAUTHORIZED")
+                refused = await world.call(operation, key)
+                is_problem(refused, 401, "UNAUTHORIZED")
+                assert _is_documented(operation, refused), operation.id
             for role, key in world.role.items():
                 if not role.covers(operation.role):
-                    is_problem(await world.call(operation, key), 403, "ROLE_TOO_LOW")
+                    refused = await world.call(operation, key)
+                    is_problem(refused, 403, "ROLE_TOO_LOW")
+                    assert _is_documented(operation, refused), operation.id
             scope = next(one for one in SCOPES if one != operation.scope)
             tenant = None if operation.role is Role.PLATFORM else OURS
             if (operation.role, scope) not in narrow:
                 narrow[operation.role, scope] = await web.key(operation.role, tenant, scopes=(scope,))
             is_problem(await world.call(operation, narrow[operation.role, scope]), 403, "SCOPE_MISSING")
-            assert await web.app.store.run(_records) == before, f"{operation.id} was refused, and is recorded"
+            assert await web.app.store.run(_records) == before, f"{operation.id} was refused, and is recorded as done"
             done = await world.call(operation, world.role[operation.role], timebell_tenant=OURS)
             assert done.status_code == CALLS[operation.id].status, (operation.id, done.text)
             if operation.action is not None:  # read-only operations change nothing
@@ -113,6 +127,7 @@ async def test_another_tenant_gets_nothing_of_ours(make: Make) -> None:
                 theirs = _problem_text(answer, world, {**real, "tenant": OURS})
                 assert theirs == _problem_text(missing, world, {**gone, "tenant": "missing-tenant"}), operation.id
                 assert answer.status_code == 404, (operation.id, answer.text)
+                assert _is_documented(operation, answer), (operation.id, answer.text)
             elif not call.shared:
                 assert answer.status_code == call.status, (operation.id, answer.text)
                 ours_alone = ("schedule", "skipping", "job", "dead", "held", "operation", "key", "calendar", "device",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 
-from timebell.api import v1
+from timebell.api import openapi, v1
 from timebell.features import FEATURES
 
+ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 OPERATIONS = [
     (method, path, operation)
     for path, methods in v1.build_openapi()["paths"].items()
@@ -45,6 +49,34 @@ def test_every_operation_is_described(method: str, path: str, operation: dict[st
         (kind,) = answer["content"].values()
         assert kind["schema"], "a response without a schema"
     assert {"4XX", "5XX"} <= operation["responses"].keys()
+
+
+async def test_examples_are_accepted(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        for method, path, operation in OPERATIONS:
+            if (example := openapi.EXAMPLES.get(operation["operationId"])) is not None:
+                assert operation["requestBody"]["content"]["application/json"]["example"] == example
+                response = await web.ask(method, path.removeprefix("/api/v1").replace("{name}", "example"), example)
+                assert response.status_code < 300, response.text
+        described = {operation["operationId"] for _, _, operation in OPERATIONS}
+        assert openapi.EXAMPLES.keys() <= described
+
+
+def test_the_document_names_servers_and_error_codes() -> None:
+    document = v1.build_openapi()
+    assert document["servers"][0]["url"] == "/"
+    patch = document["paths"]["/api/v1/schedules/{id}"]["patch"]["responses"]
+    shared = document["components"]["responses"]
+
+    def codes(status: str) -> list[str]:
+        return shared[patch[status]["$ref"].rpartition("/")[2]]["x-codes"]  # type: ignore[no-any-return]
+
+    assert codes("412") == ["REVISION_STALE"]
+    assert codes("404") == ["SCHEDULE_NOT_FOUND"]
+    assert "ROLE_TOO_LOW" in codes("403")
+    documented = set(re.findall(r"`([A-Z_]+)`", ERRORS_PAGE.read_text()))
+    for name, response in shared.items():
+        assert set(response["x-codes"]) <= documented, name
 
 
 def test_operation_ids_are_unique() -> None:

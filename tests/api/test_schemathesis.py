@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -17,7 +19,7 @@ import httpx2
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
-from hypothesis.strategies import booleans
+from hypothesis.strategies import booleans, sampled_from
 from schemathesis import GenerationMode
 from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -33,7 +35,7 @@ from timebell.store.open import upgrade
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.http import HttpTarget
 
-from .web import NIGHTLY, SECRET
+from .web import NIGHTLY, SECRET, Web
 
 CHECKS: list[CheckFunction] = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
@@ -67,8 +69,14 @@ def _lines(ctx: Any, value: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve on SQLite in a separate thread, without keys for this machine; yield the base URL."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('schemathesis')}/timebell.db"
+    """Serve without keys for this machine; yield the base URL."""
+    with _serve(f"sqlite:///{tmp_path_factory.mktemp('schemathesis')}/timebell.db", allow_local=True) as served:
+        yield served[0]
+
+
+@contextmanager
+def _serve(url: str, *, allow_local: bool) -> Iterator[tuple[str, str]]:
+    """Serve on SQLite in a separate thread; yield the base URL and a platform key."""
     asyncio.run(upgrade(url))
     app = Timebell(url, timezone="UTC")
     app.settings = replace(app.settings, secret_key=SECRET)
@@ -77,8 +85,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = listening.getsockname()[1]
     loop, stop, began = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
+    keys: list[str] = []
+
     async def serve() -> None:
-        async with server.serving(server.HttpApp(app, [v1.build_routes(app.features)], allow_local=True), listening):
+        site = server.HttpApp(app, [v1.build_routes(app.features)], allow_local=allow_local)
+        async with server.serving(site, listening):
+            keys.append(await Web(app, None, site).key("platform", None))  # type: ignore[arg-type]  # sends nothing
             began.set()
             await stop.wait()
         await app.close()
@@ -86,15 +98,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     assert began.wait(60)
-    yield f"http://127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{port}", keys[0]
     loop.call_soon_threadsafe(stop.set)
     thread.join(60)
     loop.close()
 
 
-def _create_objects(base: str) -> dict[str, str]:
+def _create_objects(base: str, key: str | None = None) -> dict[str, str]:
     """Create objects for the paths; return their ids by collection."""
-    with httpx2.Client(base_url=f"{base}/api/v1", timeout=60, verify=False) as client:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with httpx2.Client(base_url=f"{base}/api/v1", timeout=60, verify=False, headers=headers) as client:
         created = client.put("/schedules/by-name/there", json=NIGHTLY | {"name": "there"}, headers={"If-Match": "*"})
         client.put("/calendars/there", json={"holidays": ["2040-01-02"]})
         client.post("/tenants", json={"id": "there"})
@@ -132,7 +145,6 @@ def _send(name: str, base: str, examples: int) -> None:
                 rest = {field: value for field, value in case.body.items() if field not in RULES}
                 name_given = (case.path_parameters or {}).get("name", f"n{next(NUMBERS)}")
                 case.body = dict(list(rest.items())[:3]) | NIGHTLY | {"name": name_given}
-        # Wrong keys are tested elsewhere; ten of them would block all further requests.
         case.headers = {**(case.headers or {}), "Authorization": f"Bearer {names['mine']}"}
         case.query = {name: value for name, value in (case.query or {}).items() if name != "tenant"}
         case.call_and_validate(base_url=base, checks=CHECKS, timeout=60)
@@ -149,3 +161,76 @@ def test_generated_requests_get_documented_responses(name: str, base: str) -> No
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_many_generated_requests_get_documented_responses(name: str, base: str) -> None:
     _send(name, base, 200)
+
+
+CASES = 10_000
+FORGED = (  # values of Authorization that are not a valid key
+    None, "", "Bearer", "Bearer ", "Bearer x", "Basic dGltZWJlbGw6dGltZWJlbGw=",
+    "bearer tb_live_0123456789ab_" + "0" * 56,
+    "Bearer " + "a" * 8000, "Bearer tb_live__", "Digest tb", "Bearer null", "\tBearer {key}x",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Serve with keys only; yield the base URL, a platform key, and the ids of objects."""
+    with _serve(f"sqlite:///{tmp_path_factory.mktemp('forged')}/timebell.db", allow_local=False) as (base, key):
+        yield base, key, _create_objects(base, key)
+
+
+STATUSES: Counter[tuple[str, int]] = Counter()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_requests_with_valid_and_forged_credentials(name: str, keyed: tuple[str, str, dict[str, str]]) -> None:
+    _send_with_credentials(name, OPERATIONS[name], *keyed, STATUSES)
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_had_no_5xx_and_no_429_for_the_valid_key() -> None:
+    """Print the responses of all requests above by credentials and status.
+
+    `pytest -m slow -s tests/api/test_schemathesis.py -k "credentials or valid_key"`
+    """
+    for (credentials, status), number in sorted(STATUSES.items()):
+        print(f"{credentials:>6} {status} {number:>6}")
+    print(f" total     {STATUSES.total():>6}")
+    assert not [status for _, status in STATUSES if status >= 500]
+    assert not STATUSES["valid", 429]
+    assert not STATUSES["valid", 401]
+    assert not [status for credentials, status in STATUSES if credentials == "forged" and status < 400]
+    assert STATUSES.total() >= CASES
+
+
+def _send_with_credentials(
+    name: str, operation: Any, base: str, key: str, names: dict[str, str], statuses: Counter[tuple[str, int]]
+) -> None:
+    existing = names.get(operation.path.split("/")[3], "nothing")
+    fits, other = (
+        operation.as_strategy(generation_mode=mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    )
+
+    @settings(
+        max_examples=CASES // len(OPERATIONS) + 1, deadline=None, database=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(fits | other, booleans(), booleans(), sampled_from(FORGED))
+    def sent(case: Any, real: bool, forged: bool, credentials: str | None) -> None:
+        if real:
+            case.path_parameters = dict.fromkeys(case.path_parameters or {}, existing)
+            case.headers = {**(case.headers or {}), "If-Match": "*"}
+        headers = {header: text for header, text in (case.headers or {}).items() if header.lower() != "authorization"}
+        authorization = credentials if forged else f"Bearer {key}"
+        if authorization is not None:
+            headers["Authorization"] = authorization.strip()
+        case.headers = headers
+        case.query = {name: value for name, value in (case.query or {}).items() if name != "tenant"}
+        response = case.call(base_url=base, timeout=60)
+        statuses["forged" if forged else "valid", response.status_code] += 1
+        case.validate_response(response, checks=CHECKS)
+
+    # Hypothesis stops earlier where an operation has few different requests: repeat until it has its share.
+    target = statuses.total() + CASES // len(OPERATIONS) + 1
+    while statuses.total() < target:
+        sent()

@@ -16,8 +16,9 @@ from .helpers import T0, Store, stored
 @stored
 async def test_an_audit_record_is_read_back_unchanged(store: Store) -> None:
     record = AuditRecord(
-        id=new_id(T0), tenant_id="default", at=T0, actor="dana", action="job.create", subject="x", key_id=None,
-        address="127.0.0.1", before="b", after="a", request_id=new_id(T0),
+        id=new_id(T0), tenant_id="default", at=T0, actor="dana", actor_kind="user", action="job.create",
+        subject="x", subject_name="X", outcome="refused", code="STALE", suppressed=3, key_id=None, address="127.0.0.1",
+        before={"a": 1}, after={"a": [2]}, request_id=new_id(T0),
     )  # fmt: skip
     await store.run(audit_log.write_record, record)
     assert (await store.run(audit_log.list_records, "default", 10, None)).items == [record]

@@ -118,6 +118,8 @@ async def fill_store(app: Timebell, browser: Browser) -> dict[str, str]:
         "job": f"/ui/jobs/{dead['id']}", "mend": f"/ui/jobs/{dead['id']}/edit", "dead": "/ui/dead-letters",
         "deadgroup": "/ui/dead-letters?errorCode=ValueError",
         "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "audit": "/ui/audit",
+        "audit-log": "/ui/audit-log", "users": "/ui/users", "keys": "/ui/keys",
+        "history": f"/ui/schedules/{id_}/history",
         "targets": "/ui/targets",
         "sent": f"/ui/jobs/{sent['id']}",
         "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",

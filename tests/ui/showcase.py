@@ -94,6 +94,12 @@ async def fill_showcase(app: Timebell, browser: Browser) -> dict[str, str]:
     hook = {"name": "orders", "kind": "http", "options": {"url": "https://example.com/hooks/orders"}}
     await web.post("/api/v1/targets", hook)
     await web.post("/api/v1/secrets", {"name": "shop-token", "value": "x"})
+    for name, role in (("ana", "admin"), ("ben", "operator"), ("chloe@example.com", "viewer")):
+        user = {"name": name, "role": role, "password": "correct horse battery"}
+        await web.post("/api/v1/users", user)
+    await web.post("/api/v1/keys", {"name": "billing-service", "role": "editor", "networks": ["192.0.2.0/24"],
+                                    "expiresAt": (now + 9 * DAY).isoformat()})  # fmt: skip
+    await web.post("/api/v1/keys", {"name": "grafana", "role": "viewer", "scopes": ["jobs", "schedules"]})
     url, job = f"/ui/schedules/{billing}", dead[0]["id"]
     return {
         "overview": "/ui/", "schedules": "/ui/schedules", "schedule": url, "schedule-paused": f"/ui/schedules/{report}",
@@ -103,7 +109,10 @@ async def fill_showcase(app: Timebell, browser: Browser) -> dict[str, str]:
         "jobs": "/ui/jobs", "jobs-empty": "/ui/jobs?q=topic:nothing.here", "job": f"/ui/jobs/{job}",
         "job-waiting": f"/ui/jobs/{pending['id']}", "dead-letters": "/ui/dead-letters",
         "dead-letters-group": "/ui/dead-letters?errorCode=DeliveryError", **pages,
-        "forecast": "/ui/forecast", "audit": "/ui/audit", "targets": "/ui/targets", "nodes": "/ui/nodes",
+        "forecast": "/ui/forecast", "audit": "/ui/audit",
+        "audit-log": "/ui/audit-log", "users": "/ui/users", "user": "/ui/users/ana", "keys": "/ui/keys",
+        "history": f"{url}/history",
+        "targets": "/ui/targets", "nodes": "/ui/nodes",
         "search": "/ui/search?q=re", "sign-in": "/ui/sign-in", "not-there": "/ui/nowhere",
     }  # fmt: skip
 

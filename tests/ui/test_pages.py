@@ -55,7 +55,7 @@ async def test_every_page_shows_real_data(serve: Serve, store_url: str) -> None:
             assert word in texts["job"], word
         assert "2 jobs used up their attempts" in re.sub(r"\s+", " ", texts["dead"])
         assert "Nothing missed, nothing duplicated" in texts["audit"]
-        assert "schedule.skip_next" in texts["audit"]
+        assert "schedule.skip_next" in texts["audit-log"]
         assert "hook-secret" in texts["targets"]
         assert "hidden-value" not in "".join(texts.values())
         assert "fence 1" in texts["nodes"]

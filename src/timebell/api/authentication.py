@@ -19,6 +19,8 @@ from timebell.alarm import Alarm
 from timebell.api.admission import Capacity
 from timebell.api.authentication_failures import AuthenticationFailures
 from timebell.api.identity_provider import IdentityProvider, SignInFailed
+from timebell.api.client_address import client_network
+from timebell.api.refusals import UNKNOWN_ACTOR, RefusalLog
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
@@ -60,6 +62,8 @@ class Caller:
     names_tenant: bool = False
     """True if the request specifies a tenant."""
     expires_at: datetime | None = None
+    kind: str = "key"
+    """What the actor is, for the audit log: `key`, `user`, `source` (a signed webhook) or `local`."""
 
     @property
     def is_platform(self) -> bool:
@@ -91,6 +95,7 @@ class Authenticator:
         self.capacity = Capacity()
         self.failures = AuthenticationFailures(app)
         self.identity_provider = IdentityProvider.create(app.settings, app.clock)
+        self.refusals = RefusalLog(app)
         self.allow_local = allow_local
         self._keys_by_digest: dict[str, tuple[Key, float]] = {}
         self._identities_by_digest: dict[bytes, tuple[Identity, float]] = {}
@@ -115,12 +120,12 @@ class Authenticator:
         authorization = request.headers.get("authorization", "")
         if not authorization and self.allow_local:
             _check_local(request)
-            return _select_tenant(Caller("local", "", Role.PLATFORM, address), None, request)
+            return _select_tenant(Caller("local", "", Role.PLATFORM, address, kind="local"), None, request)
         scheme, _, text = authorization.partition(" ")
         credential = text.strip() if scheme.lower() == "bearer" else ""
         if self.identity_provider is not None and credential.count(".") == 2:
             identity = await self._verify_token(self.identity_provider, credential, address)
-            caller = Caller(identity.name, "", identity.role, address, expires_at=identity.expires_at)
+            caller = Caller(identity.name, "", identity.role, address, expires_at=identity.expires_at, kind="user")
             return _select_tenant(caller, identity.tenant_id, request)
         key = await self.verify_key(credential, address)
         return _select_tenant(Caller(key.name, "", key.role, address, key), key.tenant_id, request)
@@ -164,6 +169,8 @@ class Authenticator:
             stored = found[1] if found else "0" * 64
             matches = [candidate for candidate in (digest, *older) if keys.digests_match(stored, candidate)]
             if found is None or not matches or not keys.split_secret_keys(secret_key):
+                if key_text:
+                    await self._record_rejected_key("WRONG_KEY", None, address)
                 raise self.reject("wrong_key" if key_text else "missing_key", address)
             if len(self._keys_by_digest) > MAX_CACHE_ENTRIES:
                 self._keys_by_digest.clear()
@@ -173,8 +180,16 @@ class Authenticator:
                 if stored != digest:  # created with an older secret key: rehash with the newest
                     await self.app.store.run(key_rows.replace_digest, id_, stored, digest)
         if not cached[0].is_usable(now, address):
+            await self._record_rejected_key("UNUSABLE_KEY", cached[0], address)
             raise self.reject("unusable_key", address)
         return cached[0]
+
+    async def _record_rejected_key(self, code: str, key: Key | None, address: str) -> None:
+        await self.refusals.record(
+            tenant_id=(key.tenant_id if key else None) or "default", actor=key.name if key else UNKNOWN_ACTOR,
+            actor_kind="key", network=client_network(address), address=address, action="key.use",
+            subject=key.id if key else None, key_id=key.id if key else None, code=code, authenticated=False,
+        )  # fmt: skip
 
     def reject(self, reason: str, address: str) -> Unauthorized:
         """Record a failed authentication and return the error to raise, which is the same for every reason."""

@@ -31,8 +31,9 @@ from timebell.api.authentication import Authenticator, Caller
 from timebell.api.client_address import client_network
 from timebell.api.if_match import matches
 from timebell.app import Timebell
-from timebell.errors import InvalidInput, NotFound, Refused, TimebellError
+from timebell.errors import InvalidInput, NotFound, Refused, RevisionStale, TimebellError
 from timebell.ids import new_id
+from timebell.model.audit_values import describe_change, object_name
 from timebell.model.payload import read_json
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
@@ -139,7 +140,7 @@ class ApiRoute(APIRoute):
             authenticator: Authenticator = request.app.state.authenticator
             app = authenticator.app
             await app.open()
-            caller = await self.authenticate(request, authenticator)
+            caller = request.state.caller = await self.authenticate(request, authenticator)
             require(caller.role, role)
             if caller.key is not None and not caller.key.permits(scope):
                 raise Refused(
@@ -166,11 +167,37 @@ class ApiRoute(APIRoute):
             except ClientGone:
                 return Response(status_code=499)  # the client has disconnected and does not receive it
 
-        return handle
+        async def handle_and_record_refusals(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (Refused, NotFound, RevisionStale) as error:
+                await _record_refusal(request, error, action or f"{scope}.read", is_read=action is None)
+                raise
+
+        return handle_and_record_refusals
 
     async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
         """Return the caller. Raises Unauthorized, Refused, InvalidInput."""
         return await authenticator.authenticate(request)
+
+
+async def _record_refusal(request: Request, error: TimebellError, action: str, *, is_read: bool) -> None:
+    """Record in the audit log that an authenticated caller was refused.
+
+    Reads of the dashboard are not recorded: a page asks for everything and shows what its user may see.
+    """
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None or (is_read and request.scope["server"] is None):
+        return
+    context: RequestContext | None = getattr(request.state, "context", None)
+    subject = context.subject if context is not None else None
+    authenticator: Authenticator = request.app.state.authenticator
+    await authenticator.refusals.record(
+        tenant_id=caller.tenant_id, actor=caller.actor, actor_kind=caller.kind, action=action, code=error.code,
+        network=client_network(caller.address), address=caller.address,
+        subject=subject or next(iter(request.path_params.values()), None),
+        key_id=caller.key.id if caller.key else None, request_id=request.state.id,
+    )  # fmt: skip
 
 
 def _disconnected(request: Request) -> Callable[[], Coroutine[Any, Any, None]] | None:
@@ -239,7 +266,8 @@ async def _run_idempotently(
     if key is not None:
         headers = {name: response.headers[name] for name in STORED_HEADERS if name in response.headers}
         stored = StoredResponse(digest, response.status_code, headers, replay_body.decode())
-    await ctx.run(_finish_change, ctx, action, len(body), replay_body or None, key, stored)
+    after = None if action.endswith(".delete") and ctx.before is not None else replay_body or None
+    await ctx.run(_finish_change, ctx, action, len(body), after, key, stored)
     return response
 
 
@@ -260,7 +288,7 @@ def _finish_change(
         if size:
             usage.add_usage(tx, ctx.tenant_id, ctx.now, payload_bytes=size, shard_key=ctx.request_id)
         usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action))
-        audit_log.write_record(tx, _audit_record(ctx, action, after))
+        audit_log.write_record(tx, _audit_record(ctx, action, None if after is None else orjson.loads(after)))
     if key is not None and stored is not None:
         idempotency.store_response(tx, ctx.tenant_id, key, stored)
 
@@ -270,13 +298,18 @@ async def write_audit_record(ctx: RequestContext, action: str) -> None:
     await ctx.run(audit_log.write_record, _audit_record(ctx, action, None))
 
 
-def _audit_record(ctx: RequestContext, action: str, after: bytes | None) -> AuditRecord:
-    """Build the audit record. `after` is the new state of the subject; only its hash is stored."""
+def _audit_record(ctx: RequestContext, action: str, after: Any) -> AuditRecord:
+    """Build the audit record. `after` is the new state of the subject.
+
+    It is timed when it is written, right before the commit: the export of the audit log depends on that.
+    """
+    now, caller = ctx.app.clock.now(), ctx.caller
+    name = object_name(after, ctx.before)
+    before, after = describe_change(ctx.before, after)
     return AuditRecord(
-        id=new_id(ctx.now), tenant_id=ctx.tenant_id, at=ctx.now, actor=ctx.caller.actor, action=action,
-        subject=ctx.subject, key_id=ctx.caller.key.id if ctx.caller.key else None, address=ctx.caller.address,
-        before=None if ctx.before is None else sha256(orjson.dumps(ctx.before, default=str)).hexdigest(),
-        after=None if after is None else sha256(after).hexdigest(), request_id=ctx.request_id,
+        id=new_id(now), tenant_id=ctx.tenant_id, at=now, actor=caller.actor, actor_kind=caller.kind, action=action,
+        subject=ctx.subject, subject_name=name, key_id=caller.key.id if caller.key else None, address=caller.address,
+        before=before, after=after, request_id=ctx.request_id,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from timebell.api.conditions import require_query_permission
 from timebell.api.executions import ExecutionPage, render_execution
+from timebell.api.history import HistoryPage, history_response
 from timebell.api.if_match import IfMatch, matches
 from timebell.api.job_fields import JobOut, RequestOut, render_job
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
@@ -41,6 +42,7 @@ from timebell.client.validation import parse_uuid
 from timebell.engine.delivery import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
+from timebell.model.page import MAX_LIMIT
 from timebell.model.schedule import Schedule
 from timebell.recurrence.preview import dst_notes, next_fires
 from timebell.store.audit import audit_log
@@ -85,7 +87,7 @@ class FireTimes(ResponseBody):
 
 
 class RevisionList(ResponseBody):
-    """All revisions with their settings, newest first."""
+    """All revisions with their settings, newest first. `changedBy` is null for changes by the library."""
 
     items: list[dict[str, Json]]
 
@@ -164,7 +166,7 @@ async def lock_if_match(ctx: Context, id_: str, if_match: str | None) -> Schedul
             fix=f"Send If-Match: {etag(schedule)} (or * to overwrite any revision).",
         )
     if not matches(if_match, etag(schedule)):
-        records = await ctx.run(audit_log.list_records, ctx.tenant_id, 1, None, subject=schedule.id)
+        records = await ctx.run(audit_log.list_history, ctx.tenant_id, "schedule", schedule.id, 1, None)
         last_change = "".join(
             f" Last changed by {record.actor} at {format_utc(record.at)} ({record.action})." for record in records
         )
@@ -486,10 +488,20 @@ async def list_next_occurrences(
 async def list_revisions(id: Id, ctx: Context) -> Response:
     """List all revisions of a schedule, newest first. Also works for deleted schedules."""
     revisions = await ctx.app.schedules.history(id, tenant_id=ctx.tenant_id)
-    return json_response({"items": [_render_revision(revision) for revision in revisions]})
+    records = await ctx.run(audit_log.list_history, ctx.tenant_id, "schedule", id, MAX_LIMIT, None)
+    actors = {
+        record.after["revision"]: record.actor for record in records if record.after and "revision" in record.after
+    }
+    return json_response({"items": [_render_revision(each, actors.get(each.number)) for each in revisions]})
 
 
-def _render_revision(revision: Any) -> dict[str, Any]:
+@routes.get("/schedules/{id}/history", response_model=HistoryPage, **read_route())
+async def list_schedule_history(id: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List who changed a schedule, when and how, newest first. Also works for deleted schedules."""
+    return await history_response(ctx, "schedule", id, limit, cursor, lambda: find_schedule(ctx, id))
+
+
+def _render_revision(revision: Any, actor: str | None) -> dict[str, Any]:
     schedule = Schedule(
         id="", tenant_id="", name="", recurrence=revision.recurrence, action=revision.action,
         policies=revision.policies, created_at=revision.effective_at, updated_at=revision.effective_at,
@@ -498,6 +510,7 @@ def _render_revision(revision: Any) -> dict[str, Any]:
     del definition["name"]
     return {
         "revision": revision.number, "effectiveAt": format_utc(revision.effective_at),
+        "changedBy": actor,
         "summary": revision.recurrence.describe(), **definition,
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
+from timebell.api.history import HistoryPage, history_response
 from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route, write_audit_record
 from timebell.api.schemas import (
@@ -139,6 +140,12 @@ async def get_target(name: Id, ctx: Context) -> Response:
     """Get a target."""
     target = await _find_target(ctx, name)
     return json_response(render_target(target), headers={"ETag": etag(target)})
+
+
+@routes.get("/targets/{name}/history", response_model=HistoryPage, **read_route())
+async def list_target_history(name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List who changed a target, when and how, newest first. Also works for deleted targets."""
+    return await history_response(ctx, "target", name, limit, cursor, lambda: _find_target(ctx, name))
 
 
 @routes.put("/targets/{name}", response_model=TargetWithSecret, **change_route("target.put", Role.EDITOR))

@@ -24,6 +24,7 @@ from timebell.api import (
     jobs,
     keys,
     nodes,
+    openapi,
     operations,
     queues,
     schedules,
@@ -50,7 +51,8 @@ DESCRIPTION = """Durable job scheduler: runs jobs exactly when they are due, onc
 
 Every error is an RFC 9457 problem with a stable `code`. Listings are paged with `cursor`. A POST request with an
 `Idempotency-Key` can be repeated for a day and returns the first response again. Changing a schedule requires
-`If-Match`. `x-role` is the minimum role that an operation requires."""
+`If-Match`. `x-role` is the minimum role that an operation requires, `x-codes` are the error codes of a status that do
+not depend on the values sent."""
 
 
 @cache
@@ -87,6 +89,7 @@ def build_openapi(features: tuple[Feature, ...] = FEATURES) -> dict[str, Any]:
         for operation in path.values():
             operation["responses"].pop("422", None)
             operation["security"] = [{"key": []}]
+    openapi.add_details(document)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document
 

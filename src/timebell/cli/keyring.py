@@ -158,7 +158,8 @@ def with_audit_record(
     def change_and_audit(tx: Transaction) -> R:
         result, now = change(tx), app.clock.now()
         audit_log.write_record(tx, AuditRecord(
-            id=new_id(now), tenant_id=tenant_id or "default", at=now, actor=ACTOR, action=action, subject=subject
+            id=new_id(now), tenant_id=tenant_id or "default", at=now, actor=ACTOR, actor_kind="cli", action=action,
+            subject=subject,
         ))  # fmt: skip
         return result
 

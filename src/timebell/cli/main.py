@@ -15,6 +15,7 @@ except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs the extra "server": pip install "timebell[server]"')
 
 from timebell.cli.apply import apply_, export
+from timebell.cli.audit_log import audit_log
 from timebell.cli.dead import dead
 from timebell.cli.external_commands import add_external_commands
 from timebell.cli.job import job
@@ -52,6 +53,7 @@ root.add_command(user, "user")
 root.add_command(target, "target")
 root.add_command(secret, "secret")
 root.add_command(observe, "observe")
+root.add_command(audit_log, "audit-log")
 for feature in FEATURES:
     if feature.commands is not None:
         for name, group in import_module(feature.commands).COMMANDS.items():

@@ -20,14 +20,13 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/audit")
 async def audit(view: CurrentView, from_: str = "", to: str = "", schedule: str = "") -> Response:
-    """Compare expected with recorded occurrences of a range (default: the last day); for admins also the audit log."""
+    """Compare expected with recorded occurrences of a range (default: the last day)."""
     query = dict(view.request.query_params)
     start = query.get("from") or format_utc(view.now.replace(microsecond=0) - DAY) or ""
     end = query.get("to") or format_utc(view.now.replace(microsecond=0)) or ""
     response = await view.call_api("GET", "/audit", from_=start, to=end, schedule=schedule)
-    log = await view.get("/audit-log", limit=30, cursor=query.get("cursor", "")) if view.may("admin") else None
     return view.render(
-        "audit", 200 if not response.is_error else response.status, start=start, end=end, schedule=schedule, log=log,
+        "audit", 200 if not response.is_error else response.status, start=start, end=end, schedule=schedule,
         problem=response.body if response.is_error else None, report=None if response.is_error else response.body,
     )  # fmt: skip
 

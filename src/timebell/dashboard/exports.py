@@ -48,13 +48,13 @@ async def jobs(view: CurrentView, q: str = "", format: str = "csv") -> Response:
         problem["code"] = "INVALID_FILTER"
     if problem is not None:
         raise ApiError(ApiResponse(422, problem, {}))
-    return await _download(view, "jobs", format, "/jobs", JOB_COLUMNS, filters)
+    return await download(view, "jobs", format, "/jobs", JOB_COLUMNS, filters)
 
 
 @routes.get("/ui/schedules/{id}/export")
 async def executions(id: str, view: CurrentView, format: str = "csv") -> Response:
     """Download the outcomes of a schedule's occurrences."""
-    return await _download(
+    return await download(
         view, "executions", format, f"/schedules/{quote_segment(id)}/executions", EXECUTION_COLUMNS, {}
     )
 
@@ -63,10 +63,10 @@ async def executions(id: str, view: CurrentView, format: str = "csv") -> Respons
 async def dead_letters(view: CurrentView, format: str = "csv") -> Response:
     """Download the dead letters that match the filter of their page."""
     filters = {name: text for name, text in view.request.query_params.items() if name in FILTER_FIELDS}
-    return await _download(view, "dead-letters", format, "/dead-letters", (*JOB_COLUMNS, "failedAt"), filters)
+    return await download(view, "dead-letters", format, "/dead-letters", (*JOB_COLUMNS, "failedAt"), filters)
 
 
-async def _download(
+async def download(
     view: View, name: str, file_type: str, path: str, columns: Sequence[str], filters: Mapping[str, Any]
 ) -> Response:  # fmt: skip
     file_type = file_type if file_type in MEDIA_TYPES else "csv"

@@ -61,6 +61,8 @@ DONE_MESSAGES = {
     "created": "Created.", "saved": "Saved.", "paused": "Paused. Nothing runs until resumed.",
     "resumed": "Resumed.", "triggered": "Triggered once. The next scheduled run is unchanged.",
     "skipped": "Next run skipped.", "undone": "Override removed.", "reverted": "Revision restored.",
+    "revoked": "Key revoked. Every node rejects it within 5 s.",
+    "user-deleted": "User deleted.",
     "deleted": "Deleted. The history is kept.", "backfilled": "Backfill started.", "retried": "Retry scheduled.",
     "edited": "Retry created with the edited payload.", "cancelled": "Cancelled.", "replaying": "Retry started.",
     "discarding": "Discard started.", "stopped": "Stopped. Completed steps are not undone.",
@@ -91,6 +93,11 @@ MORE_NAVIGATION = (
         "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18zM12 15a3 3 0 1 0 0-6 3 3 0 0 0 0 6z",
     ),
     NavigationEntry("tenants", "/ui/tenants", "Tenants", "admin", "M4 20V6l8-3 8 3v14M9 20v-5h6v5M9 9h.01M15 9h.01"),
+    NavigationEntry(
+        "users", "/ui/users", "Users", "admin", "M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM4 21c0-4 3.5-6 8-6s8 2 8 6"
+    ),
+    NavigationEntry("keys", "/ui/keys", "Keys", "admin", "M15 13a4 4 0 1 0-3-1.3L4 20h3v-2h2v-2M16 9h.01"),
+    NavigationEntry("audit-log", "/ui/audit-log", "Audit log", "admin", "M6 3h9l4 4v14H6zM9 11h7M9 15h7M9 7h3"),
     NavigationEntry("nodes", "/ui/nodes", "Nodes", "viewer", "M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01"),
 )
 

@@ -13,7 +13,12 @@ from timebell.dashboard.views import CurrentView, PageRoute
 
 RECENT_RUNS = 28
 UPCOMING_FIRES = 6
-REVISION_FIELDS = ("revision", "effectiveAt", "summary")  # of the revision itself, not settings of the schedule
+REVISION_FIELDS = (
+    "revision",
+    "effectiveAt",
+    "summary",
+    "changedBy",
+)  # of the revision itself, not settings of the schedule
 
 routes = APIRouter(route_class=PageRoute)
 

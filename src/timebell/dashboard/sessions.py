@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ from fastapi import Request, Response
 
 from timebell.api.authentication import TENANT_HEADER, Authenticator, Caller, Unauthorized
 from timebell.api.client_address import client_network
+from timebell.api.refusals import UNKNOWN_ACTOR
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused
@@ -82,7 +83,7 @@ class Sessions:
             return None
         session, user = row
         if user is not None:
-            caller = Caller(user.name, "default", user.role, address)
+            caller = Caller(user.name, "default", user.role, address, kind="user")
             return Visitor(_with_tenant(caller, user.tenant_id, request), _form_token(token), True, user.issuer)
         key = await app.store.run(key_rows.find_key, session.key_id or "")
         if key is None or not key[0].is_usable(now, address):
@@ -107,6 +108,7 @@ class Sessions:
             is_correct = await asyncio.to_thread(passwords.verify, account[1] if account else None, password)
         if account is None or not is_correct:
             authenticator.failures.record("wrong_password", address)
+            await self._record_failed_sign_in(authenticator, request, name)
             raise WrongPassword(
                 "Wrong name or password.", fix="Check both. Several failed attempts lock the user for a while."
             )
@@ -138,6 +140,7 @@ class Sessions:
             if action is not None:
                 audit_log.write_record(tx, AuditRecord(
                     id=new_id(now), tenant_id=user.tenant_id or "default", at=now, actor=identities.CREATED_BY,
+                    actor_kind="engine",
                     action=action, subject=user.name, address=_address(request), request_id=request.state.id,
                 ))  # fmt: skip
             return user
@@ -147,6 +150,16 @@ class Sessions:
     async def end_sessions_of_identity(self, issuer: str, subject: str) -> None:
         """End all sessions of an identity that may not sign in any more."""
         await self._app.store.run(identities.end_sessions_of_identity, issuer, subject)
+
+    async def _record_failed_sign_in(self, authenticator: Authenticator, request: Request, name: str) -> None:
+        """Record a failed sign-in: with the name of a user that exists, as people type passwords into that field."""
+        user = await self._app.store.run(users.find_user, name)
+        await authenticator.refusals.record(
+            tenant_id=(user.tenant_id if user else None) or "default", actor=user.name if user else UNKNOWN_ACTOR,
+            actor_kind="user", network=client_network(_address(request)), address=_address(request),
+            action="session.begin", subject=user.name if user else None, code=WrongPassword.code,
+            request_id=request.state.id, authenticated=False,
+        )  # fmt: skip
 
     async def _create_session(self, request: Request, user: User | None, key: Key | None) -> str:
         token, now = secrets.token_urlsafe(32), self._app.clock.now()
@@ -159,7 +172,8 @@ class Sessions:
         assert identity is not None
         record = AuditRecord(
             id=new_id(now), tenant_id=identity.tenant_id or "default", at=now, actor=identity.name,
-            action="session.begin", subject=identity.name, key_id=key.id if key else None, address=_address(request),
+            actor_kind="user" if user else "key", action="session.begin", subject=identity.name,
+            key_id=key.id if key else None, address=_address(request),
             request_id=request.state.id,
         )  # fmt: skip
 
@@ -182,11 +196,23 @@ class Sessions:
             is not None
         )
 
-    async def sign_out(self, request: Request) -> None:
+    async def sign_out(self, request: Request, visitor: Visitor) -> None:
         """Delete the session of this browser."""
         token = request.cookies.get(SESSION_COOKIE)
-        if token is not None:
-            await self._app.store.run(users.delete_session, session_id(token))
+        if token is None:
+            return
+        now, caller = self._app.clock.now(), visitor.caller
+        record = AuditRecord(
+            id=new_id(now), tenant_id=caller.tenant_id, at=now, actor=caller.actor, actor_kind=caller.kind,
+            action="session.end", subject=caller.actor, key_id=caller.key.id if caller.key else None,
+            address=caller.address, request_id=request.state.id,
+        )  # fmt: skip
+
+        def write(tx: Transaction) -> None:
+            users.delete_session(tx, session_id(token))
+            audit_log.write_record(tx, record)
+
+        await self._app.store.run(write)
 
 
 def set_session_cookie(response: Response, token: str | None) -> None:
@@ -235,9 +261,7 @@ def _with_tenant(caller: Caller, own_tenant_id: str | None, request: Request) ->
         tenant_id = check_text(selected or "default", "tenant_id")
     except InvalidInput:
         tenant_id = "default"
-    return Caller(
-        caller.actor, tenant_id, caller.role, caller.address, caller.key, own_tenant_id is None and bool(selected)
-    )
+    return replace(caller, tenant_id=tenant_id, names_tenant=own_tenant_id is None and bool(selected))
 
 
 def _address(request: Request) -> str:

@@ -45,7 +45,7 @@ async def sign_in(request: Request) -> Response:
 async def sign_out(request: Request, view: CurrentView) -> Response:
     """End the session: delete it in the store and in the browser, and at the identity provider of the user."""
     sessions: Sessions = request.app.state.sessions
-    await sessions.sign_out(request)
+    await sessions.sign_out(request, view.visitor)
     response = await render_sign_out(request, view.visitor.issuer) or RedirectResponse("/ui/sign-in", 303)
     set_session_cookie(response, None)
     return response

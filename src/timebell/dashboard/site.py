@@ -10,16 +10,19 @@ from starlette.exceptions import HTTPException
 
 from timebell.dashboard import (
     admin_pages,
+    audit_log_pages,
     audit_pages,
     bulk_actions,
     dead_letters,
     exports,
     jobs,
+    key_pages,
     overview,
     provider_sign_in,
     schedule_form,
     schedules,
     sign_in,
+    user_pages,
 )
 from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import STATIC_DIR, template_environment
@@ -28,7 +31,7 @@ from timebell.feature import Feature
 
 PAGE_MODULES = (
     sign_in, provider_sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters,
-    audit_pages,
+    audit_pages, audit_log_pages, user_pages, key_pages,
 )  # fmt: skip
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
 static_routes = APIRouter()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from timebell.clock import Clock
 from timebell.engine.arrival_stream import ArrivalHub
@@ -22,6 +22,9 @@ from timebell.recurrence import Recurrence
 from timebell.store.dialects.base import Store
 from timebell.targets.base import Target
 from timebell.targets.handler import Handlers
+
+if TYPE_CHECKING:
+    from timebell.engine.leader.audit_export import AuditDestination
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Node:
     repair_report: RepairReport = field(default_factory=RepairReport)
     """Sum of all repair reports since the node started."""
     alert_channels: Channels = field(default_factory=Channels)
+    audit_destinations: Mapping[str, AuditDestination] = field(default_factory=dict)
+    """Where the audit log is delivered to, by name."""
     arrivals: ArrivalHub | None = None
     """Publishes started jobs to `Timebell.arrivals`."""
     limited_tenants: frozenset[str] = frozenset()

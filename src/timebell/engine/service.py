@@ -72,6 +72,7 @@ class Service:
                     ("scanner", self.worker.scanner.step, node.wakeups.scanner),
                     ("operations", self.leader.operations.step, node.wakeups.operations),
                     ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
+                    ("audit_export", self.leader.audit_export.step, self.leader.audit_export.alarm),
                     *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
                     ("leader", self.leader.step, node.wakeups.leader),
                 )

@@ -411,7 +411,7 @@ keys = Table(
     Index("timebell_keys_tenant", "tenant_id", "id"),
 )
 
-# Audit log: each entry is written in the transaction of the change it records, and never modified.
+# Audit log: an entry of a change is written in its transaction. Entries are never modified.
 audit_log = Table(
     "timebell_audit_log",
     metadata,
@@ -419,16 +419,37 @@ audit_log = Table(
     Column("tenant_id", String(200), nullable=False),
     Column("at", Instant, nullable=False),
     Column("actor", String(200), nullable=False),
+    # user, key, source, local, cli or engine.
+    Column("actor_kind", String(10), nullable=False),
     Column("key_id", String(20)),
     Column("address", String(64)),
     Column("action", String(100), nullable=False),
     Column("subject", String(200)),
-    # SHA-256 of the subject before and after the change.
-    Column("before", String(64)),
-    Column("after", String(64)),
+    # Name of the subject at that time.
+    Column("subject_name", String(200)),
+    # done or refused.
+    Column("outcome", String(10), nullable=False),
+    # Error code of a refused request.
+    Column("code", String(100)),
+    # Number of further refusals of this kind since the previous entry.
+    Column("suppressed", Integer, nullable=False, server_default="0"),
+    # State before and after the change, as JSON without secrets: see model/audit_values.py.
+    Column("before", Text),
+    Column("after", Text),
     Column("request_id", Id),
     Index("timebell_audit_log_tenant", "tenant_id", "id"),
     Index("timebell_audit_log_subject", "tenant_id", "subject", "id"),
+)
+
+# Up to where the audit log was delivered to each external destination.
+audit_exports = Table(
+    "timebell_audit_exports",
+    metadata,
+    Column("destination", String(20), primary_key=True),
+    # Id of an entry: every entry up to it was delivered.
+    Column("position", Id),
+    Column("delivered_at", Instant),
+    Column("error", Text),
 )
 
 # Responses to requests with an Idempotency-Key, written in the transaction of the effects of the request.

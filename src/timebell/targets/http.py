@@ -203,7 +203,7 @@ class HttpTarget:
             "webhook-id": id_,
             "webhook-timestamp": str(int(sent_at.timestamp())),
             "webhook-signature": " ".join(
-                _signature(key, id_, sent_at, body.data) for key in self._signing_keys(options)
+                sign_webhook(key, id_, sent_at, body.data) for key in self._signing_keys(options)
             ),
             "timebell-attempt": str(delivery.attempt),
             **tracing.outgoing_headers(),
@@ -309,7 +309,7 @@ def _decode_secret(secret: str) -> bytes:
     return key
 
 
-def _signature(key: bytes, message: str, at: datetime, body: bytes) -> str:
+def sign_webhook(key: bytes, message: str, at: datetime, body: bytes) -> str:
     """Sign message id, timestamp and body with HMAC-SHA256 (Standard Webhooks 1.0)."""
     signed = b"%s.%d.%s" % (message.encode(), int(at.timestamp()), body)
     return f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"

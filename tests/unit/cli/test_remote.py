@@ -472,3 +472,17 @@ def test_streams_have_no_read_timeout(other_cli: Cli, monkeypatch: pytest.Monkey
     assert next(lines) == "<html>"
     assert created[0].gettimeout() is None
     assert list(lines) == []
+
+
+def test_audit_log_is_listed_filtered_and_exported(remote: Cli) -> None:
+    assert remote("schedule", "create", "audited", "--cron", "0 0 1 1 *", "-z", "UTC", "--topic", "mail.send").code == 0
+    assert remote("schedule", "pause", "audited", "--reason", "quiet").code == 0
+    table = remote("audit-log", "list", "--subject", "audited", "--since", "1h")
+    assert re.search(r"local +127\.0\.0\.1 +schedule\.pause +audited", table.out), table.out
+    [paused] = as_json(remote("audit-log", "list", "--action", "schedule.pause", "--subject", "audited", "-o", "json"))
+    assert {"field": "/pauseReason", "before": None, "after": "quiet"} in paused["changes"]
+    exported = [json.loads(line) for line in remote("audit-log", "export", "--subject", "audited").out.splitlines()]
+    assert [one["action"] for one in exported] == ["schedule.create", "schedule.pause"]
+    assert exported[1] == paused
+    assert remote("audit-log", "export", "--subject", "audited", "--until", "1h").out.strip() == ""
+    assert remote("audit-log", "list", "--since", "yesterday").code == 2

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 from timebell.alarm import Alarm
+from timebell.engine.leader.audit_export import AuditExport
 from timebell.engine.leader.broker_reconciler import BrokerReconciler
 from timebell.engine.leader.operations import Operations
 from timebell.engine.leader.repair import Repair
@@ -70,6 +71,7 @@ class Leader:
         self.watchdog = Watchdog(node, self._run_as_leader)
         self.operations = Operations(node, self._run_as_leader)
         self.broker_reconciler = BrokerReconciler(node, self._run_as_leader)
+        self.audit_export = AuditExport(node, self._run_as_leader)
         self.feature_services: dict[str, LeaderService] = {}
         for feature in node.features:
             self.feature_services |= feature.create_leader_services(node, self._run_as_leader)
@@ -100,6 +102,7 @@ class Leader:
             self._tzdata_replan.reset()
             self._repair.reset()
             self.watchdog.reset()
+            self.audit_export.reset()
             node.counters.leader_changes += 1
             log.info("became leader (fence %d)", acquired.fence)
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import and_, or_, select
 
 from timebell.model.job import Job
+from timebell.store.audit.audit_log import DONE
 from timebell.store.jobs.repository import job_from_row
 from timebell.store.schema import audit_log, finished
 from timebell.store.transaction import Transaction
@@ -85,7 +86,7 @@ def _audit_events(tx: Transaction, event_filter: EventFilter, after: EventPositi
     changed = or_(audit_log.c.action.like("schedule.%"), audit_log.c.action.like("target.%"))
     query = select(audit_log).where(
         audit_log.c.tenant_id == event_filter.tenant_id, audit_log.c.id >= lowest_id, changed,
-        _is_after(audit_log.c.at, audit_log.c.id, after),
+        audit_log.c.outcome == DONE, _is_after(audit_log.c.at, audit_log.c.id, after),
     )  # fmt: skip
     if event_filter.schedule_id is not None:
         query = query.where(audit_log.c.subject == event_filter.schedule_id)

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from timebell.model.job import Job, JobState, Reason
 from timebell.model.schedule import Schedule
 from timebell.model.why import AuditEntry, KnownNode, OccurrenceFacts
+from timebell.store.audit.audit_log import DONE
 from timebell.store.cluster import nodes
 from timebell.store.jobs.repository import job_from_row
 from timebell.store.schedules import queries
@@ -31,7 +32,8 @@ def collect_facts(tx: Transaction, tenant_id: str, id_: str, at: datetime) -> Oc
     rows += _covering_range_row(tx, id_, at)
     skips = [job for job in rows if job.reason == Reason.OVERLAP and job.finished_at is not None]
     changes = select(audit_log.c.at, audit_log.c.actor, audit_log.c.action)
-    changes = changes.where(audit_log.c.tenant_id == tenant_id, audit_log.c.subject == id_)
+    is_change = (audit_log.c.subject == id_) & (audit_log.c.outcome == DONE)
+    changes = changes.where(audit_log.c.tenant_id == tenant_id, is_change)
     entries = [
         AuditEntry(row.at, row.actor, row.action)
         for row in tx.execute(changes.order_by(audit_log.c.id.desc()).limit(MAX_ROWS))

@@ -173,7 +173,8 @@ def disable_target(tx: Transaction, tenant_id: str, name: str, revision: int, re
     if not tx.execute(update(targets).where(matches).values(disabled_at=now, disabled_reason=reason)).rowcount:
         return False
     audit_log.write_record(tx, AuditRecord(
-        id=new_id(now), tenant_id=tenant_id, at=now, actor="timebell", action="target.disable", subject=name,
+        id=new_id(now), tenant_id=tenant_id, at=now, actor="timebell", actor_kind="engine", action="target.disable",
+        subject=name, subject_name=name, before={"disabledReason": None}, after={"disabledReason": reason},
     ))  # fmt: skip
     return True
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import ConfigDict, Field
 
+from timebell.api.history import HistoryPage, history_response
 from timebell.api.if_match import IfMatch, entity_tag, require_match
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schedule_fields import IntervalIn, ScheduleIn, parse_schedule
@@ -295,6 +296,14 @@ async def get_campaign(id: Id, ctx: Context) -> Response:
     return campaign_response(ctx, await ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id))
 
 
+@routes.get("/campaigns/{id}/history", response_model=HistoryPage, **read_route())
+async def list_campaign_history(id: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List who changed a campaign, when and how, newest first. Also works for deleted campaigns."""
+    return await history_response(
+        ctx, "campaign", id, limit, cursor, lambda: ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id)
+    )
+
+
 @routes.patch("/campaigns/{id}", response_model=CampaignOut, **change_route("campaign.update", Role.EDITOR))
 async def patch_campaign(id: Id, body: MessageIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Change a campaign before its first message, or the message of a running one with live content.
@@ -316,15 +325,24 @@ async def patch_campaign(id: Id, body: MessageIn, ctx: Context, if_match: IfMatc
     return campaign_response(ctx, changed)
 
 
+async def _record_before(ctx: Context, id_: str) -> None:
+    """Record the state of a campaign before a change, for the audit log; nothing if it does not exist."""
+    valid_id = parse_campaign_id(id_)
+    campaign = None if valid_id is None else await ctx.run(rows.find_campaign, ctx.tenant_id, valid_id, lock=True)
+    ctx.before = None if campaign is None else render_campaign(campaign)
+
+
 @routes.post("/campaigns/{id}/start", response_model=CampaignOut, **change_route("campaign.start", Role.OPERATOR))
 async def start_campaign(id: Id, ctx: Context) -> Response:
     """Start sending now, regardless of the planned time."""
+    await _record_before(ctx, id)
     return campaign_response(ctx, await ctx.app.campaigns.start(id, tenant_id=ctx.tenant_id, connection=ctx.connection))
 
 
 @routes.post("/campaigns/{id}/pause", response_model=CampaignOut, **change_route("campaign.pause", Role.OPERATOR))
 async def pause_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> Response:
     """Pause the campaign: no further chunk is started, and its position is kept."""
+    await _record_before(ctx, id)
     reason = None if body is None else body.reason
     return campaign_response(
         ctx, await ctx.app.campaigns.pause(id, reason, tenant_id=ctx.tenant_id, connection=ctx.connection)
@@ -337,6 +355,7 @@ async def resume_campaign(id: Id, ctx: Context) -> Response:
 
     If it is waiting for approval, this requires the role admin.
     """
+    await _record_before(ctx, id)
     campaign = await ctx.app.campaigns.resume(
         id, by=ctx.caller.actor, approve=ctx.caller.role.covers(Role.ADMIN), tenant_id=ctx.tenant_id,
         connection=ctx.connection,
@@ -347,6 +366,7 @@ async def resume_campaign(id: Id, ctx: Context) -> Response:
 @routes.post("/campaigns/{id}/approve", response_model=CampaignOut, **change_route("campaign.approve", Role.ADMIN))
 async def approve_campaign(id: Id, ctx: Context) -> Response:
     """Approve and resume a campaign that is waiting for approval."""
+    await _record_before(ctx, id)
     campaign = await ctx.app.campaigns.resume(
         id, by=ctx.caller.actor, tenant_id=ctx.tenant_id, connection=ctx.connection
     )
@@ -359,6 +379,7 @@ async def stop_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> R
 
     `/deliveries` lists the recipients it was sent to, `/remaining` the others.
     """
+    await _record_before(ctx, id)
     reason = None if body is None else body.reason
     return campaign_response(
         ctx, await ctx.app.campaigns.stop(id, reason, tenant_id=ctx.tenant_id, connection=ctx.connection)
@@ -371,6 +392,7 @@ async def retry_campaign(id: Id, ctx: Context, body: CampaignRetryIn | None = No
 
     Recipients whose message was accepted never receive it again.
     """
+    await _record_before(ctx, id)
     unknown = body is not None and body.unknown
     campaign = await ctx.app.campaigns.retry(id, unknown=unknown, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return campaign_response(ctx, campaign)

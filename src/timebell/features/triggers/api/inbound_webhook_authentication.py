@@ -57,9 +57,9 @@ async def authenticate(request: Request, authenticator: Authenticator) -> Caller
         if secret is not None and is_valid_token(
             signature.strip(), secret, authenticator.app.clock.now(), f"{HOOKS_PATH}/{source.id}"
         ):
-            return Caller(SIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address)
+            return Caller(SIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address, kind="source")
         if token is not None and _is_url_token(token, authenticator.app.settings.secret_key, source.id):
-            return Caller(UNSIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address)
+            return Caller(UNSIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address, kind="source")
     raise authenticator.reject("wrong_signature", address)
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from timebell.api.conditions import ComparisonIn, ComparisonOut
+from timebell.api.history import HistoryPage, history_response
 from timebell.api.if_match import IfMatch, check_match, entity_tag, require_match
 from timebell.api.operations import OperationOut, render_operation
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
@@ -161,6 +162,12 @@ async def get_trigger(name: Id, ctx: Context) -> Response:
     """Get a trigger."""
     trigger = await _find_trigger(ctx, name)
     return json_response(render_trigger(trigger), headers={"ETag": etag(trigger)})
+
+
+@routes.get("/triggers/{name}/history", response_model=HistoryPage, **read_route())
+async def list_trigger_history(name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List who changed a trigger, when and how, newest first. Also works for deleted triggers."""
+    return await history_response(ctx, "trigger", name, limit, cursor, lambda: _find_trigger(ctx, name))
 
 
 @routes.put("/triggers/{name}", response_model=TriggerWritten, **change_route("trigger.put", Role.EDITOR))

@@ -87,17 +87,29 @@ def upgrade() -> None:
         sa.Column("without_token", sa.BigInteger(), nullable=False, server_default="0"),
     )
     op.create_table(
+        "timebell_audit_exports",
+        sa.Column("destination", sa.String(20), primary_key=True),
+        sa.Column("position", Id),
+        sa.Column("delivered_at", Instant),
+        sa.Column("error", sa.Text()),
+    )
+    op.create_table(
         "timebell_audit_log",
         sa.Column("id", Id, primary_key=True),
         sa.Column("tenant_id", sa.String(200), nullable=False),
         sa.Column("at", Instant, nullable=False),
         sa.Column("actor", sa.String(200), nullable=False),
+        sa.Column("actor_kind", sa.String(10), nullable=False),
         sa.Column("key_id", sa.String(20)),
         sa.Column("address", sa.String(64)),
         sa.Column("action", sa.String(100), nullable=False),
         sa.Column("subject", sa.String(200)),
-        sa.Column("before", sa.String(64)),
-        sa.Column("after", sa.String(64)),
+        sa.Column("subject_name", sa.String(200)),
+        sa.Column("outcome", sa.String(10), nullable=False),
+        sa.Column("code", sa.String(100)),
+        sa.Column("suppressed", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("before", sa.Text()),
+        sa.Column("after", sa.Text()),
         sa.Column("request_id", Id),
     )
     op.create_index("timebell_audit_log_subject", "timebell_audit_log", ["tenant_id", "subject", "id"])
