@@ -212,7 +212,7 @@ async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Res
         require(ctx.caller.role, Role.EDITOR)  # the same role as for creating a job
     await _load_for_change(ctx, id)
     if "payload" not in fields:
-        return job_response(await ctx.app.jobs.retry(id, ctx.tenant_id, ctx.connection))
+        return job_response(await ctx.app.jobs.retry(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
     created = await ctx.app.jobs.retry_with_payload(id, fields["payload"], ctx.tenant_id, ctx.connection)
     return job_response(await find_job(ctx, created.id), 201)
 
@@ -221,7 +221,7 @@ async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Res
 async def redeliver_job(id: Id, ctx: Context) -> Response:
     """Send a completed or failed job to its target again: same job, message id with the suffix `.rN`."""
     await _load_for_change(ctx, id)
-    return job_response(await ctx.app.jobs.redeliver(id, ctx.tenant_id, ctx.connection))
+    return job_response(await ctx.app.jobs.redeliver(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
 
 
 async def find_job(ctx: Context, id_: str) -> Job:

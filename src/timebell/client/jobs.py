@@ -300,14 +300,16 @@ class Jobs:
             raise job_not_found(job_id)
         return new
 
-    async def retry(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
-        """Make a failed job pending again, with a fresh budget.
+    async def retry(
+        self, job_id: str, tenant_id: str | None = None, connection: Any = None, actor: str | None = None
+    ) -> Job:
+        """Make a failed job pending again, with a fresh budget. Its attempts show `actor` as the origin of the retry.
 
         Raises NotFound, Conflict (JOB_NOT_FAILED, KEY_IN_USE).
         """
         await self._ensure_open()
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
-        retried = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now())
+        retried = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor)
         if retried is None:
             raise job_not_found(job_id)
         job = await self.get(job_id, tenant_id, connection)
@@ -349,14 +351,18 @@ class Jobs:
             raise job_not_found(job_id)
         return new
 
-    async def redeliver(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
-        """Make a finished job pending again, to deliver it to its target once more.
+    async def redeliver(
+        self, job_id: str, tenant_id: str | None = None, connection: Any = None, actor: str | None = None
+    ) -> Job:
+        """Make a finished job pending again, to deliver it to its target once more; `actor` as in `retry`.
 
         Raises NotFound, Conflict (JOB_NOT_SENT, KEY_IN_USE).
         """
         await self._ensure_open()
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
-        redelivered = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), redeliver=True)
+        redelivered = await call(
+            dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor, redeliver=True
+        )
         if redelivered is None:
             raise job_not_found(job_id)
         job = await self.get(job_id, tenant_id, connection)

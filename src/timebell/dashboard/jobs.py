@@ -13,7 +13,8 @@ from timebell.api.job_fields import render_job
 from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.fields import to_problem
-from timebell.dashboard.rendering import HOLD_REASONS, format_json, format_lag, format_seconds, to_datetime
+from timebell.dashboard.job_timeline import timeline_steps
+from timebell.dashboard.rendering import format_json
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 from timebell.model.job import STATE_WORDS
@@ -119,7 +120,7 @@ async def job(id: str, view: CurrentView) -> Response:
         response = await view.call_api("GET", f"/schedules/{quote_segment(job_['scheduleId'])}")
         schedule_name = None if response.is_error else response.body["name"]
     node_names = {node["id"]: node["name"] for node in (await view.get("/nodes"))["items"]}
-    steps = timeline_steps(job_, node_names)
+    steps = timeline_steps(job_, node_names, view.now)
     return view.render("job", job=job_, schedule_name=schedule_name, steps=steps, node_names=node_names)
 
 
@@ -158,54 +159,3 @@ async def cancel(id: str, view: CurrentView) -> Response:
     """Cancel a job."""
     await view.change("POST", f"/jobs/{quote_segment(id)}/cancel")
     return view.redirect(f"/ui/jobs/{quote_segment(id)}", "cancelled")
-
-
-def timeline_steps(job: dict[str, Any], node_names: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the steps of a job's timeline, oldest first: `at`, `style`, `title`, `detail`."""
-    steps = [_step(job["createdAt"], "wait", "Created", "") | {"due": job["runAt"]}]
-    previous_end = None
-    for attempt in job["attempts"]:
-        number = attempt["attempt"]
-        if attempt.get("startedAt"):
-            steps.append(
-                _start_step(job, number, attempt["startedAt"], attempt.get("node"), previous_end, node_names)
-            )  # fmt: skip
-        if attempt.get("endedAt"):
-            previous_end = attempt["endedAt"]
-            detail = f"{attempt.get('code') or ''}: {attempt.get('error') or ''}".strip(": ")
-            steps.append(_step(previous_end, "bad", f"Attempt {number} failed", detail))
-    recorded_attempts = {attempt["attempt"] for attempt in job["attempts"]}
-    if job["firedAt"] and job["attemptNumber"] not in recorded_attempts:
-        steps.append(
-            _start_step(job, job["attemptNumber"], job["firedAt"], job["nodeId"], previous_end, node_names)
-        )  # fmt: skip
-    final_steps = {"completed": ("ok", "Completed"), "failed": ("bad", "Dead: no attempts left"),
-                   "cancelled": ("skip", "Cancelled"), "skipped": ("missed", f"Skipped: {job['reason']}")}  # fmt: skip
-    if job["status"] in final_steps and job["completedAt"]:
-        steps.append(_step(job["completedAt"], *final_steps[job["status"]], ""))
-    elif job["status"] == "pending":
-        hold = f"held: {HOLD_REASONS.get(job['hold'], job['hold'])}" if job["hold"] else ""
-        steps.append(_step(job["runAt"], "retry" if recorded_attempts else "wait", "Scheduled", hold))
-    return steps
-
-
-def _start_step(
-    job: dict[str, Any], number: int, at: str, node: str | None, previous_end: str | None, node_names: dict[str, str]
-) -> dict[str, Any]:  # fmt: skip
-    """Return the start of an attempt: its node, and the start lag or the time since the previous attempt."""
-    details = [f"on {node_names.get(node, node)}"] if node else []
-    if previous_end is not None:
-        delay = (to_datetime(_with_utc_suffix(at)) - to_datetime(_with_utc_suffix(previous_end))).total_seconds()
-        rounded = round(delay) if delay >= 10 else max(0.0, round(delay, 1))
-        details.append(f"{format_seconds(rounded)} after the previous attempt")
-    elif number == job["attemptNumber"] == 1 and job["status"] != "pending":
-        details.append(f"lag {format_lag(job)}")
-    return _step(at, "run", f"Attempt {number} started", ", ".join(details))
-
-
-def _with_utc_suffix(at: str) -> str:
-    return at.replace("+00:00", "Z")
-
-
-def _step(at: str, style: str, title: str, detail: str) -> dict[str, Any]:
-    return {"at": _with_utc_suffix(at), "style": style, "title": title, "detail": detail}

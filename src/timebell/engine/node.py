@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -69,6 +69,8 @@ class Node:
     repair_report: RepairReport = field(default_factory=RepairReport)
     """Sum of all repair reports since the node started."""
     alert_channels: Channels = field(default_factory=Channels)
+    mask: Callable[[str], str] = str
+    """Replaces secrets in errors and tracebacks before they are stored."""
     arrivals: ArrivalHub | None = None
     """Publishes started jobs to `Timebell.arrivals`."""
     limited_tenants: frozenset[str] = frozenset()

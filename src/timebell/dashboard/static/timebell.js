@@ -96,6 +96,11 @@
     badge.hidden = false;
     badge.className = `live st ${isLost ? "retry" : "ok"}`;
     badge.lastElementChild.textContent = isLost ? `Reconnecting, data from ${time}` : "Live";
+    const headline = one("#headline");
+    if (isLost && headline) {
+      headline.textContent = `No connection to the server: figures are from ${time}`;
+      headline.closest(".headline").className = "headline retry";
+    }
   };
   document.addEventListener("htmx:sse:after:connection", () => { updatedAt = new Date(); showLive(false); });
   document.addEventListener("htmx:sse:after:message", () => { updatedAt = new Date(); showLive(false); });

@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, text, update
 
 from timebell.errors import Conflict, InvalidInput
+from timebell.model.attempts import mark_retried
 from timebell.model.job import Hold, Job, JobState, Kind, NewJob
 from timebell.model.operation import Operation, StepResult
 from timebell.model.page import Page
@@ -33,8 +34,9 @@ _LIVE_COLUMNS = [column.name for column in jobs.columns if column.name in finish
 
 
 def retry(
-    tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *, redeliver: bool = False
-) -> bool | None:
+    tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, actor: str | None = None, *,
+    redeliver: bool = False,
+) -> bool | None:  # fmt: skip
     """Make a failed job pending again, with the same id and a fresh attempt budget; return None for an unknown id.
 
     With `redeliver`, the job must have been sent to a target other than a Python handler, and may have completed.
@@ -54,7 +56,7 @@ def retry(
     _check_key(tx, row)
     hold = _serial_hold(tx, row)
     tx.execute(delete(finished).where(same))
-    tx.execute(insert(jobs).values(**_pending_row(row, hold, now)))
+    tx.execute(insert(jobs).values(**_pending_row(row, hold, now, actor)))
     if hold is not None:
         mark_serial(tx, [row.schedule_id])
     tx.notify(JOBS)
@@ -144,12 +146,13 @@ def _serial_hold(tx: Transaction, row: Row[Any]) -> Hold | None:
     return Hold.OVERLAP if tx.execute(blocking).scalar_one() else None
 
 
-def _pending_row(row: Row[Any], hold: Hold | None, now: datetime) -> dict[str, Any]:
+def _pending_row(row: Row[Any], hold: Hold | None, now: datetime, actor: str | None) -> dict[str, Any]:
     """Return the row in `jobs` of a finished job that is retried."""
     return {name: getattr(row, name) for name in _LIVE_COLUMNS} | {
         "state": JobState.PENDING.value, "run_at": now, "attempts_used": 0, "node_id": None, "started_at": None,
         "expires_at": None, "hold": None if hold is None else hold.value, "shared": True, "charged": True,
-        "manual_retries": row.manual_retries + 1, "route": route_for(row.topic, decode(row.target)),
+        "errors": mark_retried(row.errors, now, actor), "manual_retries": row.manual_retries + 1,
+        "route": route_for(row.topic, decode(row.target)),
     }  # fmt: skip
 
 
@@ -246,14 +249,14 @@ def retry_step(tx: Transaction, operation: Operation, limit: int, now: datetime)
     simple = [row for row in rows if row.key is None and not row.serial]
     if simple:
         tx.execute(delete(finished).where(finished.c.id.in_([row.id for row in simple]), IS_DEAD_LETTER))
-        tx.execute(insert(jobs), [_pending_row(row, None, now) for row in simple])
+        tx.execute(insert(jobs), [_pending_row(row, None, now, operation.created_by) for row in simple])
         tx.notify(JOBS)
     done, errors = len(simple), []
     for row in rows:
         if row.key is None and not row.serial:
             continue
         try:
-            retry(tx, operation.tenant_id, row.id, now)
+            retry(tx, operation.tenant_id, row.id, now, operation.created_by)
             done += 1
         except Conflict as error:
             errors.append({"jobId": row.id, "code": error.code, "detail": error.message})
