@@ -48,6 +48,11 @@ class RequestOut(ResponseBody):
     body: str
 
 
+Warnings = Annotated[
+    list[str], Field(description="In responses to creation: whether no running node handles the topic.")
+]
+
+
 class JobOut(ResponseBody):
     """Job. `status` is its state; times are UTC."""
 
@@ -96,6 +101,7 @@ class JobOut(ResponseBody):
     skipped_to: Instant | None
     skipped_count: int
     adjusted: str | None
+    warnings: Warnings = Field(default_factory=list)
 
 
 def render_job(job: Job) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
+from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
 
@@ -391,9 +392,11 @@ class Jobs:
 
     async def list(
         self, filters: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None,
-        min_attempts: int | None = None,
+        min_attempts: int | None = None, search: JobSearch | None = None,
     ) -> Page[Job]:  # fmt: skip
         """Return a page of jobs, newest first; with `min_attempts`, those with at least as many attempts.
+
+        With `search`, a page may be short and have a next one: it examines a limited number of jobs.
 
         Raises InvalidInput (INVALID_STATUS, INVALID_LIMIT, INVALID_CURSOR).
         """
@@ -412,6 +415,8 @@ class Jobs:
             return Page([], None)
         if "schedule_id" in criteria:
             criteria["schedule_id"] = id_
+        if search:
+            return await self._store.run(search_jobs, criteria, states, search, limit, after, min_attempts or 0)
         return await self._store.run(repository.list_jobs, criteria, states, limit, after, min_attempts or 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -10,8 +11,10 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.api.job_fields import render_job
+from timebell.api.schemas import format_utc
 from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.dead_letters import CANCEL_FIELDS, FILTER_FIELDS
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.job_timeline import timeline_steps
 from timebell.dashboard.rendering import format_json
@@ -24,10 +27,13 @@ from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 
 STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
+PERIODS = ("1h", "24h", "7d", "30d")
+LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minAttempts", "lag"}
 # Name in a filter expression -> query parameter of the API.
 FILTER_PARAMETERS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
-    "attempts": "minAttempts", "lag": "lag",
+    "attempts": "minAttempts", "lag": "lag", "from": "from", "to": "to", "correlation": "correlationId",
+    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error",
 }  # fmt: skip
 FILTER_COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
 routes = APIRouter(route_class=PageRoute)
@@ -50,7 +56,10 @@ async def jobs(view: CurrentView, q: str = "", cursor: str = "") -> Response:
             problem, status = response.body, response.status
         else:
             page = response.body
-    other_filters = " ".join(word for word in q.split() if not word.startswith("status:"))
+    words = q.split()
+    other_filters = " ".join(word for word in words if not word.startswith("status:"))
+    without_period = " ".join(word for word in words if not word.startswith(("from:", "to:")))
+    period = next((word.removeprefix("from:") for word in words if word.startswith("from:")), "")
     tenant_id = view.caller.tenant_id
     ids = {job["scheduleId"] for job in page["items"] if job["scheduleId"]}
     names = await view.app.store.run(rows.get_schedule_names, tenant_id, ids) if ids else {}
@@ -58,16 +67,19 @@ async def jobs(view: CurrentView, q: str = "", cursor: str = "") -> Response:
         "jobs", 200 if problem is None else status, page=page, schedule_names=names, q=q, problem=problem,
         states=STATES, counts=view.overview_cache.counts(tenant_id), status=filters.get("status", ""),
         filter_names=FILTER_PARAMETERS, other_filters=other_filters, is_lag_search=is_lag_search,
+        matching_action=_matching_action(filters) if page["nextCursor"] else None,
+        periods=PERIODS, period=period, without_period=without_period,
     )  # fmt: skip
 
 
 async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Parse a filter expression; returns the query parameters and None, or an empty dict and a problem.
 
-    The lag is in seconds, and not a parameter of the API. A word without a colon is a topic.
+    The lag is in seconds, and not a parameter of the API. A word without a colon is a topic. Values with spaces are
+    quoted: `error:"bank is away"`. A time is a duration before now, such as `24h`, or RFC 3339.
     """
     filters: dict[str, Any] = {}
-    for word in q.split():
+    for word in _split_words(q):
         name, colon, value = word.partition(":")
         if not colon:
             name, value = "topic", word
@@ -81,13 +93,36 @@ async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, An
                 return {}, {"detail": f"There is no schedule {value!r:.60}.", "fix": "Specify its name or id.",
                             "code": "SCHEDULE_NOT_FOUND"}  # fmt: skip
             value = matches[0]["id"]
+        if name in ("from", "to") and (ago := parse_duration(value)) is not None:
+            value = str(format_utc(view.now - timedelta(seconds=min(ago, 1e9))))
+        if name in ("metadata", "payload"):
+            filters.setdefault(name, []).append(value)
+            continue
         filters[FILTER_PARAMETERS[name]] = value.lstrip(">=") if name in ("attempts", "lag") else value
         if name == "lag":
             filters["lag"] = parse_duration(filters["lag"])
             if filters["lag"] is None:
                 return {}, {"detail": f"{word!r:.60} is not a lag.", "fix": "E.g. lag:>5s or lag:>200ms.",
                             "code": "INVALID_FILTER"}  # fmt: skip
+    if "lag" in filters and filters.keys() - LAG_FILTERS:
+        return {}, {"detail": "A lag cannot be combined with these filters.", "code": "INVALID_FILTER",
+                    "fix": "Use status, topic, owner, schedule, key, queue or attempts with lag."}  # fmt: skip
     return filters, None
+
+
+def _matching_action(filters: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]] | None:
+    """Return the action for all jobs that match a filter: its label, URL and fields; None if there is none."""
+    fields = {name: value for name, value in filters.items() if name != "status"}
+    if filters.get("status") == "failed" and fields.keys() <= set(FILTER_FIELDS):
+        return "Retry all matching…", "/ui/dead-letters/retry", fields
+    if fields and filters.get("status", "pending") in ("pending", "active") and fields.keys() <= set(CANCEL_FIELDS):
+        return "Cancel all matching…", "/ui/jobs/cancel", fields
+    return None
+
+
+def _split_words(q: str) -> list[str]:
+    """Split at spaces outside of double quotes, which are removed."""
+    return [word.replace('"', "") for word in re.findall(r'(?:[^\s"]|"[^"]*"?)+', q)]
 
 
 async def _find_late_jobs(view: View, filters: Mapping[str, Any]) -> list[dict[str, Any]]:

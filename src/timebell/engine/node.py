@@ -37,6 +37,8 @@ class NodeOptions:
     drain: float = 30.0
     retention: float = 30 * 86_400.0
     name: str = "node"
+    url: str = "http://127.0.0.1:8700"
+    """The address of the dashboard, for links in alerts."""
 
 
 class CachedRevision(NamedTuple):

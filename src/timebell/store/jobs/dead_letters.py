@@ -5,7 +5,7 @@ Discarding a dead letter sets its reason to `discarded`. It stays in the history
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -163,6 +163,7 @@ class DeadLetterFilter:
     topic: str | None = None
     schedule_id: str | None = None
     error_code: str | None = None
+    error_group: str | None = None
     start: datetime | None = None
     end: datetime | None = None
 
@@ -186,7 +187,10 @@ class DeadLetterFilter:
     def where(self, tenant_id: str) -> ColumnElement[bool]:
         """Return the SQL condition for the selected dead letters of a tenant."""
         columns = finished.c
-        equal = {columns.topic: self.topic, columns.schedule_id: self.schedule_id, columns.error_code: self.error_code}
+        equal = {
+            columns.topic: self.topic, columns.schedule_id: self.schedule_id, columns.error_code: self.error_code,
+            columns.error_group: self.error_group,
+        }  # fmt: skip
         conditions: list[Any] = [columns.tenant_id == tenant_id, IS_DEAD_LETTER]
         conditions += [column == value for column, value in equal.items() if value is not None]
         if self.start is not None:
@@ -218,25 +222,27 @@ def list_page(tx: Transaction, tenant_id: str, filters: DeadLetterFilter, limit:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroup:
-    """Dead letters with the same topic or error code (`value`): their number, and the latest one."""
+    """Dead letters with the same values of the grouped columns (`values`): their number, and the latest one."""
 
-    value: str | None
+    values: Mapping[str, str | None]
     count: int
     latest: Job
 
 
 def list_groups(
-    tx: Transaction, tenant_id: str, filters: DeadLetterFilter, by: str, limit: int
+    tx: Transaction, tenant_id: str, filters: DeadLetterFilter, columns: Sequence[str], limit: int
 ) -> list[DeadLetterGroup]:
-    """Group dead letters by `topic` or `error_code`; return the largest groups first."""
-    column, where = finished.c[by], filters.where(tenant_id)
-    query = select(column, func.count().label("group_size")).where(where).group_by(column)
+    """Group dead letters by columns such as `topic` and `error_group`; return the largest groups first."""
+    grouped, where = [finished.c[name] for name in columns], filters.where(tenant_id)
+    size = func.count().label("group_size")
+    query = select(*grouped, size).where(where).group_by(*grouped).order_by(size.desc(), *grouped).limit(limit)
     groups = []
-    rows: Any = tx.execute(query.order_by(func.count().desc(), column).limit(limit)).all()
-    for value, group_size in rows:
-        in_group = column.is_(None) if value is None else column == value
-        newest = select(finished).where(where, in_group).order_by(finished.c.finished_at.desc(), finished.c.id.desc())
-        groups.append(DeadLetterGroup(value, group_size, repository.job_from_row(tx.execute(newest.limit(1)).one())))
+    for row in tx.execute(query).all():
+        values = {name: getattr(row, name) for name in columns}
+        in_group = [column.is_not_distinct_from(values[column.name]) for column in grouped]
+        newest = select(finished).where(where, *in_group).order_by(finished.c.finished_at.desc(), finished.c.id.desc())
+        latest = repository.job_from_row(tx.execute(newest.limit(1)).one())
+        groups.append(DeadLetterGroup(values, row.group_size, latest))
     return groups
 
 
