@@ -44,6 +44,8 @@ class Feature:
     tables: ClassVar[str | None] = None
     routes: ClassVar[str | None] = None
     commands: ClassVar[str | None] = None
+    heading: ClassVar[str] = "More"
+    """The heading of the feature's commands in `timebell --help`."""
     pages: ClassVar[str | None] = None
     counters: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
     """Counters of a node: the name of each metric, and the values of its label that start at 0."""

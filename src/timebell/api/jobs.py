@@ -197,6 +197,7 @@ async def list_jobs(
     client_request_id: Annotated[Text, Query(alias="clientRequestId")] = None,
     metadata: Pairs = None, payload: Pairs = None,
     error: Annotated[Text, Query(description="Part of the error of any attempt.")] = None,
+    held: Annotated[bool, Query(description="Only jobs that are held, such as unhandled ones.")] = False,
 ) -> Response:  # fmt: skip
     """List jobs, newest first. Filters are combined with AND, several `status` values with OR.
 
@@ -209,6 +210,7 @@ async def list_jobs(
         topic_prefix=topic[:-1] if topic is not None and topic.endswith("*") else None,
         request_id=client_request_id, correlation_id=correlation_id,
         metadata=parse_pairs(metadata, "metadata"), payload=parse_pairs(payload, "payload"), error=error or None,
+        is_held=held,
     )  # fmt: skip
     topic = None if search.topic_prefix is not None else topic
     equal = {

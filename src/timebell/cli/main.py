@@ -20,7 +20,7 @@ from timebell.cli.external_commands import add_external_commands
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
 from timebell.cli.observe import observe
-from timebell.cli.operate import api, calendar, config, node
+from timebell.cli.operate import api, calendar, config, node, upcoming
 from timebell.cli.options import database_option, output_option, timezone_option, yes_option
 from timebell.cli.output import FAILED, INTERRUPTED, exit_code, print_error, print_record
 from timebell.cli.release import release
@@ -36,7 +36,16 @@ Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 failed, 2 inva
 5 conflict, 6 unreachable, 7 differences found, 130 interrupted. Settings, by precedence: flag, TIMEBELL_* variable,
 timebell.toml, default."""
 
-root = Group(HELP)
+SECTIONS = {
+    "Run": ("dev", "run", "watch", "release"),
+    "Look": ("next", "upcoming", "calendar", "job", "dead", "why", "node"),
+    "Change": ("schedule", "apply", "export", "import", "target", "secret"),
+    "Operate": ("doctor", "db", "backup", "restore", "config", "key", "tenant", "user", "observe"),
+    "Prove": ("audit", "simulate", "torture"),
+}
+"""Headings of `timebell --help`; the commands of features have one of their own, before the others."""
+
+root = Group(HELP, SECTIONS)
 db = Group("Database schema: upgrade and inspect.")
 imports = Group("Import schedules from other schedulers.")
 root.add_command(db, "db")
@@ -54,9 +63,11 @@ root.add_command(secret, "secret")
 root.add_command(observe, "observe")
 for feature in FEATURES:
     if feature.commands is not None:
-        for name, group in import_module(feature.commands).COMMANDS.items():
+        commands = import_module(feature.commands).COMMANDS
+        root.sections = {**root.sections, feature.heading: tuple(commands)}
+        for name, group in commands.items():
             root.add_command(group, name)
-for command in (apply_, export, calendar, api, release):
+for command in (apply_, export, upcoming, calendar, api, release):
     root.add_command(command)
 add_external_commands(root)
 

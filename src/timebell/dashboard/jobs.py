@@ -33,7 +33,7 @@ LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minA
 FILTER_PARAMETERS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
     "attempts": "minAttempts", "lag": "lag", "from": "from", "to": "to", "correlation": "correlationId",
-    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error",
+    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error", "held": "held",
 }  # fmt: skip
 FILTER_COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
 routes = APIRouter(route_class=PageRoute)

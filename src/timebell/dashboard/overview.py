@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.alarm import Alarm
+from timebell.api.schemas import format_utc
 from timebell.api.streams import EventStream
 from timebell.dashboard.headline import Headline, build_headline
 from timebell.dashboard.overview_data import Tiles
@@ -59,6 +60,14 @@ def _notices(view: View, tiles: Tiles) -> list[Notice]:
         if feature in pages and (describe := pages[feature].describe_attention) is not None
         for item in status.attention
     ]
+
+
+@routes.get("/ui/upcoming")
+async def upcoming(view: CurrentView, hours: int = 24) -> Response:
+    """List what runs within the next hour, day or week, by time and name."""
+    hours = hours if hours in (1, 24, 168) else 24
+    report = await view.get("/forecast/upcoming", to=format_utc(view.now + timedelta(hours=hours)), limit=500)
+    return view.render("upcoming", report=report, hours=hours)
 
 
 @routes.get("/ui/runs")

@@ -31,7 +31,7 @@ LATE_COMMIT_MARGIN = timedelta(seconds=10)  # a finished job is assumed to be co
 OVERDUE_AFTER_SECONDS = 60.0  # a schedule that is late by more needs attention
 UPCOMING_PERIOD, WEEK, MAX_TIMELINES, MAX_SCHEDULES = timedelta(hours=24), timedelta(days=7), 8, 200
 DENSE_FIRES = 48  # a timeline with this many runs is drawn as a bar, because dots would overlap
-MAX_FIRES = 2_000
+MAX_FIRES = 12_000
 RECENT = timedelta(minutes=15)
 LAG_SAMPLE_SIZE = 1_000  # newest runs that the start lag is computed from
 HISTORY_HOURS = 48
@@ -52,10 +52,12 @@ class Upcoming:
     """Upcoming runs of a tenant.
 
     `burst` is the minute with the most runs within the next hour, and their number. `next_hour_histogram` counts runs
-    in spans of two minutes. `is_complete` is false if counting stopped at a limit.
+    in spans of two minutes. `is_complete` is false if counting stopped at a limit. `timelines` has the soonest
+    schedules, those that run less than DENSE_FIRES times first; `hidden` is the number of the others.
     """
 
     timelines: list[ScheduleTimeline]
+    hidden: int
     next_hour_count: int
     is_complete: bool
     burst: tuple[datetime, int] | None
@@ -267,12 +269,20 @@ def _build_upcoming(schedules: Sequence[Schedule], due: int, now: datetime) -> U
             if (len(fires) >= DENSE_FIRES and at >= now + timedelta(hours=1)) or remaining < 0:
                 break
         is_complete &= remaining >= 0
-        if fires and len(timelines) < MAX_TIMELINES:
+        if fires:
             timelines.append(ScheduleTimeline(schedule, fires, len(fires) >= DENSE_FIRES))
         if remaining < 0:
             break
     burst = max(fires_by_minute.items(), key=lambda item: item[1], default=None)
-    return Upcoming(timelines, next_hour_count, is_complete, burst, _fires_per_two_minutes(fires_by_minute, now))
+    shown = sorted(timelines, key=lambda timeline: timeline.is_dense)[:MAX_TIMELINES]  # stable: soonest first
+    return Upcoming(
+        shown,
+        len(timelines) - len(shown),
+        next_hour_count,
+        is_complete,
+        burst,
+        _fires_per_two_minutes(fires_by_minute, now),
+    )
 
 
 def _fires_per_two_minutes(fires_by_minute: Counter[datetime], now: datetime) -> list[float]:

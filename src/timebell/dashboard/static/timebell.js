@@ -46,6 +46,18 @@
       palette();
       return;
     }
+    // In the search dialog, Enter opens the first hit, and the arrow keys move between hits.
+    if (event.target.closest("#palette") && ["Enter", "ArrowDown", "ArrowUp"].includes(event.key)) {
+      const stops = all("#palette input, #hits a");
+      if (event.key === "Enter") {
+        if (event.target.matches("input") && stops[1]) { event.preventDefault(); stops[1].click(); }
+        return;
+      }
+      event.preventDefault();
+      const next = stops.indexOf(document.activeElement) + (event.key === "ArrowDown" ? 1 : -1);
+      stops[Math.max(0, Math.min(stops.length - 1, next))].focus();
+      return;
+    }
     if (event.target.matches("input:not([type=checkbox]),textarea,select")) {
       if (event.key === "Escape") event.target.blur();
       return;

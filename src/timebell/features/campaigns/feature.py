@@ -32,6 +32,7 @@ class CampaignsFeature(Feature):
     tables = "timebell.features.campaigns.store.tables"
     routes = "timebell.features.campaigns.api"
     commands = "timebell.features.campaigns.cli"
+    heading = "Campaigns"
     pages = "timebell.features.campaigns.pages"
     target_kinds = ("push",)
     internal_target_kinds = ("campaign",)

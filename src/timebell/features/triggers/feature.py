@@ -34,6 +34,7 @@ class TriggersFeature(Feature):
     tables = "timebell.features.triggers.store.tables"
     routes = "timebell.features.triggers.api"
     commands = "timebell.features.triggers.cli"
+    heading = "Triggers"
     pages = "timebell.features.triggers.pages"
 
     def create_clients(self, app: Timebell) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 
 from timebell.model.job import FINISHED, LIVE, Job, JobState
 from timebell.model.page import Page
@@ -39,6 +39,8 @@ class JobSearch:
     metadata: tuple[tuple[str, str], ...] = ()
     payload: tuple[tuple[str, str], ...] = ()
     error: str | None = None
+    is_held: bool = False
+    """Only live jobs that are held."""
 
     def __bool__(self) -> bool:
         return self != JobSearch()
@@ -51,6 +53,8 @@ class JobSearch:
             conditions.append(at >= self.start)
         if self.end is not None:
             conditions.append(at < self.end)
+        if self.is_held:
+            conditions.append(jobs.c.hold.is_not(None) if table is jobs else false())
         if self.topic_prefix is not None:
             conditions.append(table.c.topic.startswith(self.topic_prefix, autoescape=True))
         if self.request_id is not None:
