@@ -282,16 +282,19 @@ def audit_(
 
 
 @root.command("why")
-@click.argument("schedule", help="Schedule name or id.")
-@click.argument("instant", help="Time of the occurrence: 2027-03-14T07:00:00Z.")
+@click.argument("subject", metavar="SCHEDULE|JOB", help="Schedule name or id, or a job id.")
+@click.argument("instant", required=False, help="Time of the occurrence; without offset, local in the schedule's zone.")
 @click.option("--tenant", default="default", show_default=True, metavar="T", help="Tenant of the schedule.")
 @database_option
 @output_option
-def why_(schedule: str, instant: str, tenant: str, database: str | None, output: str | None) -> None:
-    """Explain the outcome of one occurrence."""
-    from timebell.cli import audit
+def why_(subject: str, instant: str | None, tenant: str, database: str | None, output: str | None) -> None:
+    """Explain the outcome of one occurrence or job.
 
-    raise click.exceptions.Exit(audit.why(schedule, instant, tenant, database, output))
+    Reads the server if TIMEBELL_URL or TIMEBELL_API_KEY is set and --database is not; otherwise the database.
+    """
+    from timebell.cli import why
+
+    why.why(subject, instant, tenant, database, output)
 
 
 @imports.command("crontab")
