@@ -34,6 +34,7 @@ from timebell.facade import FacadeMixin
 from timebell.feature import Feature
 from timebell.features import FEATURES
 from timebell.ids import new_id
+from timebell.masking import Mask
 from timebell.model.limits import Limits
 from timebell.model.policy import OnUnhandled, parse_choice
 from timebell.observe.alerts import Channels
@@ -237,8 +238,9 @@ class Timebell(DecoratorMixin, FacadeMixin):
             options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
             wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
             secret_key=self.settings.secret_key, features=self.features, counters=counters,
-            alert_channels=Channels(self.settings.alert_urls), arrivals=self._arrival_hub,
             audit_destinations=wiring.create_audit_destinations(self.settings, self.clock.now),
+            alert_channels=Channels(self.settings.alert_urls), mask=Mask(self.settings),
+            arrivals=self._arrival_hub,
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from timebell.store.audit.overview import FeatureStatus
     from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.cluster.operations import Step
+    from timebell.store.cluster.problems import ObjectProblem
     from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
     from timebell.store.tenancy.secrets import SecretUser
     from timebell.store.transaction import Transaction
@@ -43,6 +44,8 @@ class Feature:
     tables: ClassVar[str | None] = None
     routes: ClassVar[str | None] = None
     commands: ClassVar[str | None] = None
+    heading: ClassVar[str] = "More"
+    """The heading of the feature's commands in `timebell --help`."""
     pages: ClassVar[str | None] = None
     counters: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
     """Counters of a node: the name of each metric, and the values of its label that start at 0."""
@@ -132,6 +135,10 @@ class Feature:
     def read_gauges(self, tx: Transaction) -> Mapping[str, FeatureGauge]:
         """Read the feature's gauges, by the name of their metric. The cost must not grow with the number of rows."""
         return {}
+
+    def list_problems(self, tx: Transaction) -> Sequence[ObjectProblem]:
+        """Return objects of all tenants that do not work, for alerts; at most a hundred, by a few index look-ups."""
+        return ()
 
     def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus | None:
         """Return the status for the overview page, cheap enough to query every second."""

@@ -37,7 +37,7 @@ def node_options(settings: Settings) -> NodeOptions:
     return NodeOptions(
         slots=settings.worker_concurrency, threads=settings.worker_threads, lease=settings.scheduler_lease,
         heartbeat=settings.scheduler_heartbeat, drain=settings.worker_drain_timeout,
-        retention=settings.retention_done, name=settings.node_name,
+        retention=settings.retention_done, name=settings.node_name, url=settings.url.rstrip("/"),
     )  # fmt: skip
 
 

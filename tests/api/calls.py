@@ -215,6 +215,7 @@ CALLS: dict[str, Call] = {
     "listRemainingRecipients": Call("/campaigns/{campaign}/remaining", object=True),
     "listChunks": Call("/campaigns/{campaign}/chunks", object=True),
     "getForecast": Call("/forecast"),
+    "listUpcoming": Call("/forecast/upcoming"),
     "streamEvents": Call("/events"),
 }  # fmt: skip
 

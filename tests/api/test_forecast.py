@@ -55,3 +55,20 @@ async def test_a_large_forecast_is_marked_incomplete(make: Make) -> None:
         found = (await web.get(f"/forecast?from={start}&to={end}")).json()
         assert found["complete"] is False
         assert 200_000 <= found["total"] <= 200_001
+
+
+async def test_upcoming_lists_each_schedule_once_soonest_first(make: Make) -> None:
+    start = datetime(2027, 1, 4, 6, tzinfo=UTC)
+    async with make(clock=VirtualClock(start)) as web:
+        web.app.clock.step((start - web.app.clock.now()).total_seconds())
+        for name, cron in (("poll", "* * * * *"), ("nightly", "10 10 * * *"), ("later", "0 9 * * *")):
+            body = {"name": name, "cronExpression": cron, "timezone": "UTC", "topic": f"t.{name}"}
+            assert (await web.post("/schedules", body)).status_code == 201
+        found = (await web.get("/forecast/upcoming")).json()
+        listed = [(item["name"], item["runs"]) for item in found["items"]]
+        assert found["complete"]
+        assert sorted(listed) == [("later", 1), ("nightly", 1), ("poll", 1440)]
+        assert listed[0][0] == "poll"
+        assert [item["nextAt"] for item in found["items"]] == sorted(item["nextAt"] for item in found["items"])
+        assert not (await web.get("/forecast/upcoming?limit=2")).json()["complete"]
+        is_problem(await web.get("/forecast/upcoming?to=2020-01-01T00:00:00Z"), 422, "INVALID_RANGE")

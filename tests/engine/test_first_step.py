@@ -119,7 +119,7 @@ async def test_an_exception_in_the_first_step_affects_one_attempt(world: World, 
         found = [await app.get(job.id) for job in made]
         assert service.node.running_attempts == {}
     assert [job.attempts[-1]["code"] if job.attempts else str(job.state) for job in found] == [
-        "ValueError", "pending", "cancelled", "SystemExit", "CancelledError", "completed", "completed",
+        "ValueError", "POSTPONED", "cancelled", "SystemExit", "CancelledError", "completed", "completed",
     ]  # fmt: skip
     assert [job.attempts_used for job in found] == [1, 0, 1, 1, 1, 1, 1]
 

@@ -356,7 +356,8 @@ async def test_a_snooze_delays_the_job_and_uses_no_attempt(world: World) -> None
         await world.advance(minutes=10)
     assert log.fired == [0, 60, 180, 360]
     done = await app.get(job.id)
-    assert (done.state, done.result, done.attempts_used, done.attempts) == (JobState.COMPLETED, "now", 1, [])
+    assert (done.state, done.result, done.attempts_used) == (JobState.COMPLETED, "now", 1)
+    assert [each["code"] for each in done.attempts] == ["POSTPONED"] * 3
 
 
 @pytest.mark.parametrize("reason", ["", "no longer wanted", "x" * 5000, "nul \x00", "lone \ud800"])
@@ -657,7 +658,8 @@ async def test_a_job_that_cannot_finish_during_the_drain_is_returned_without_usi
     async with engine(app, drain=5.0):
         await world.advance(seconds=2)
     back = await app.get(job.id)
-    assert (back.state, back.attempts_used, back.attempt, back.attempts) == (JobState.PENDING, 0, 1, [])
+    assert (back.state, back.attempts_used, back.attempt) == (JobState.PENDING, 0, 1)
+    assert [each["error"] for each in back.attempts] == ["The node stopped during the attempt."]
     second = world.app()
     second.on("a")(log)
     async with engine(second):

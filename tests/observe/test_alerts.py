@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import update
 
 from tests.engine.world import World, engine, jobs, virtual
 from tests.faults.test_watch import Inbox
@@ -14,6 +15,7 @@ from timebell.errors import InvalidInput
 from timebell.observe.alerts import (
     MAX_MESSAGES,
     REMINDER_INTERVAL_SECONDS,
+    UPDATE_INTERVAL_SECONDS,
     WINDOW_SECONDS,
     AlertTracker,
     Channels,
@@ -21,6 +23,7 @@ from timebell.observe.alerts import (
 )
 from timebell.observe.watchdog import ClusterSnapshot, Problem, Watch
 from timebell.settings import load
+from timebell.store import schema
 
 
 def codes(messages: list[Message]) -> list[tuple[str, bool]]:
@@ -260,3 +263,87 @@ async def test_a_node_that_lost_the_lease_sends_no_alert(world: World) -> None:
         watchdog._run_as_leader = fenced
         await world.advance(minutes=1)
         assert codes(sent) == [("JOBS_UNHANDLED", False)]
+
+
+def test_many_problems_at_once_are_one_message() -> None:
+    tracker = AlertTracker()
+    problems = [Problem(f"JOB_FAILED s{n}", f"s{n} failed") for n in range(40)]
+    (digest,) = tracker.due_messages(problems, 0)
+    assert digest.code == "40 PROBLEMS"
+    assert "JOB_FAILED s0: s0 failed" in digest.text
+    assert digest.text.endswith("and 10 more")
+    assert tracker.due_messages(problems, 5) == []
+    (resolved,) = tracker.due_messages(problems[:20], 10)
+    assert (resolved.code, resolved.resolved) == ("20 PROBLEMS", True)
+
+
+def test_more_events_of_a_problem_are_sent_before_the_reminder() -> None:
+    tracker = AlertTracker()
+    assert codes(tracker.due_messages([Problem("JOB_FAILED a", "1 job", 1)], 0)) == [("JOB_FAILED a", False)]
+    more = [Problem("JOB_FAILED a", "7 jobs", 7)]
+    assert tracker.due_messages(more, UPDATE_INTERVAL_SECONDS - 1) == []
+    (latest,) = tracker.due_messages(more, UPDATE_INTERVAL_SECONDS)
+    assert latest.text == "7 jobs"
+    assert tracker.due_messages(more, 2 * UPDATE_INTERVAL_SECONDS) == []
+
+
+@virtual
+async def test_failures_are_alerted_by_default_and_resolved(world: World) -> None:
+    app = world.app()
+    sent: list[Message] = []
+    broken = [True]
+
+    async def send(message: Message, names: object = ()) -> bool:
+        sent.append(message)
+        return True
+
+    @app.on("bill", retry={"attempts": 1})
+    async def bill(_: Arrived) -> None:
+        if broken:
+            raise ConnectionError("bank is away")
+
+    async with engine(app) as service:
+        service.node.alert_channels.send = send  # type: ignore[method-assign]
+        await app.schedule_repeat("bill", Every("PT1H"), name="nightly-billing")
+        once = await app.schedule_at("bill")
+        await world.advance(seconds=30)
+        assert codes(sent) == [("JOB_FAILED bill", False)]
+        assert "bank is away" in sent[0].text
+        assert f"http://127.0.0.1:8700/ui/jobs/{once.id}" in sent[0].text
+        await world.advance(hours=1)
+        assert codes(sent[1:]) == [("JOB_FAILED nightly-billing", False)]
+        broken.clear()
+        await app.retry(once.id)
+        await world.advance(hours=1)  # the retry and the next run succeed
+        assert codes(sent[2:]) == [("JOB_FAILED bill", True), ("JOB_FAILED nightly-billing", True)]
+
+
+@virtual
+async def test_missed_runs_and_errored_schedules_are_alerted_by_default(world: World) -> None:
+    app = world.app()
+    sent: list[Message] = []
+
+    async def send(message: Message, names: object = ()) -> bool:
+        sent.append(message)
+        return True
+
+    app.on("a")(lambda _: None)
+    schedule = await app.schedule_repeat("a", Every("PT10M"), name="pulse", catch_up="skip")
+    await world.advance(hours=1)  # no node is running
+    async with engine(app) as service:
+        service.node.alert_channels.send = send  # type: ignore[method-assign]
+        await world.advance(minutes=2)
+        assert codes(sent) == [("RUN_MISSED pulse", False)]
+        assert f"/ui/schedules/{schedule.id}" in sent[0].text
+        await app.store.run(lambda tx: tx.execute(update(schema.schedules).values(error="no such zone")))
+        await world.advance(minutes=2)
+        assert codes(sent[1:]) == [("SCHEDULE_ERRORED pulse", False)]
+        assert "no such zone" in sent[1].text
+        await world.advance(hours=1)
+        assert codes(sent[2:]) == [("RUN_MISSED pulse", True)]
+        counters = service.node.counters.authentication_failures
+        counters.add("wrong_key", by=101)
+        await world.advance(minutes=1)
+        assert codes(sent[3:]) == [("AUTHENTICATION_FAILURES", False)]
+        await world.advance(minutes=15)
+        assert codes(sent[4:]) == [("AUTHENTICATION_FAILURES", True)]

@@ -45,7 +45,7 @@ FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
         [('timebell_fire_lag_seconds_bucket{le="15"}', "0+10x60"),
          ('timebell_fire_lag_seconds_bucket{le="60"}', "0+98x60"),
          ('timebell_fire_lag_seconds_bucket{le="+Inf"}', "0+100x60")], "12m"),
-    "TimebellMissed": ([('timebell_missed_total{reason="policy"}', "0x10 1x30")], "8m"),
+    "TimebellMissed": ([("timebell_missed_last_hour", "1x4")], "15s"),
     "TimebellDuplicateFire": ([("timebell_double_fires_total", "1x10")], "1m"),
     "TimebellAuditDifference": ([('timebell_audit_differences_total{finding="early"}', "0x10 1x30")], "8m"),
     "TimebellFailureRateHigh": (
@@ -61,8 +61,7 @@ FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
          ('timebell_run_timeout_ratio_bucket{topic="t",le="0.95"}', "0+99x100"),
          ('timebell_run_timeout_ratio_bucket{topic="t",le="+Inf"}', "0+100x100")], "20m"),
     "TimebellBacklogGrowing": ([('timebell_queue_depth{queue="mail"}', "501x40")], "5m"),
-    "TimebellDeadLettersGrowing": (
-        [('timebell_fires_total{outcome="dead"}', "0x10 1x30"), ("timebell_dead_letters", "0x10 1x30")], "8m"),
+    "TimebellDeadLettersGrowing": ([("timebell_dead_letters_last_hour", "1x4")], "15s"),
     "TimebellUnhandledJobs": ([("timebell_unhandled_jobs", "1x20")], "3m"),
     "TimebellSchedulesErrored": ([('timebell_schedules{state="errored"}', "1x20")], "1m"),
     "TimebellTzdataMismatch": (
@@ -212,6 +211,61 @@ def test_a_real_prometheus_scrapes_a_node_and_loads_the_rules(start: Start, tmp_
             return (target.get("health"), target.get("lastError")) == ("up", "") or None
 
         until(up, log_of)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+NIGHTLY_APP = """
+from timebell import Timebell
+app = Timebell()
+
+@app.schedule("nightly-billing", cron="0 0 1 1 *", timezone="UTC", retry={"attempts": 1})
+async def bill(event):
+    raise ConnectionError("bank is away")
+"""
+
+
+def test_one_failed_nightly_job_raises_the_alert_within_two_evaluations(start: Start, tmp_path: Path) -> None:
+    prometheus, port, own = tool("prometheus"), free_port(), free_port()
+    (tmp_path / "nightly.py").write_text(NIGHTLY_APP)
+    node = start("dev", "nightly.py", "--port", port, "--no-reload")
+    node.wait_for("Ready in", err=True)
+    shutil.copy(RULES, tmp_path / "rules.yml")
+    configuration = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": ["rules.yml"],
+        "scrape_configs": [
+            {"job_name": "timebell", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]},
+        ],
+    }  # fmt: skip
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    process = subprocess.Popen(
+        [prometheus, "--config.file=prometheus.yml", "--storage.tsdb.path=data",
+         f"--web.listen-address=127.0.0.1:{own}"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def query(expression: str) -> list[tuple[float, float]] | None:
+        """Return the samples of the only series as (time, value), or None without a series."""
+        url = f"http://127.0.0.1:{own}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                result = json.load(answer)["data"]["result"]
+        except OSError:
+            return None
+        return [(float(at), float(value)) for at, value in result[0]["values"]] if result else None
+
+    try:
+        until(lambda: query("timebell_dead_letters_last_hour[5m]"), lambda: "Prometheus scrapes the node")
+        assert query('ALERTS{alertname="TimebellDeadLettersGrowing"}[5m]') is None
+        trigger = start("schedule", "trigger", "nightly-billing", TIMEBELL_URL=f"http://127.0.0.1:{port}")
+        assert trigger.wait() == 0
+        raised = until(
+            lambda: query('ALERTS{alertname="TimebellDeadLettersGrowing",alertstate="firing"}[5m]'), lambda: "alert"
+        )
+        samples = query("timebell_dead_letters_last_hour[5m]") or []
+        first_seen = min(at for at, value in samples if value)
+        assert raised[0][0] - first_seen <= 2.0  # two evaluations
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

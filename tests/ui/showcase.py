@@ -109,10 +109,10 @@ async def fill_showcase(app: Timebell, browser: Browser) -> dict[str, str]:
         "jobs": "/ui/jobs", "jobs-empty": "/ui/jobs?q=topic:nothing.here", "job": f"/ui/jobs/{job}",
         "job-waiting": f"/ui/jobs/{pending['id']}", "dead-letters": "/ui/dead-letters",
         "dead-letters-group": "/ui/dead-letters?errorCode=DeliveryError", **pages,
-        "forecast": "/ui/forecast", "audit": "/ui/audit",
         "audit-log": "/ui/audit-log", "users": "/ui/users", "user": "/ui/users/ana", "keys": "/ui/keys",
         "history": f"{url}/history",
-        "targets": "/ui/targets", "nodes": "/ui/nodes",
+        "forecast": "/ui/forecast", "upcoming": "/ui/upcoming", "audit": "/ui/audit", "targets": "/ui/targets",
+        "nodes": "/ui/nodes",
         "search": "/ui/search?q=re", "sign-in": "/ui/sign-in", "not-there": "/ui/nowhere",
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from timebell import Timebell, errors
 from timebell.api import health, server
-from timebell.dashboard import rendering, site
+from timebell.dashboard import overview_data, rendering, site
 from timebell.features import FEATURES
 from timebell.formatting import format_milliseconds, format_relative, to_local
 
@@ -36,7 +36,7 @@ async def _responses_in_outage(url: str, monkeypatch: pytest.MonkeyPatch) -> dic
     async with asyncio.timeout(180), serve(app) as client:
 
         async def record(state: str) -> None:
-            for path in ("/ui/", "/readyz", "/livez"):
+            for path in ("/ui/", "/ui/nodes", "/readyz", "/livez"):
                 answer = await client.get(path)
                 responses[f"{state} {path}"] = (answer.status_code, answer.text)
 
@@ -51,6 +51,7 @@ async def _responses_in_outage(url: str, monkeypatch: pytest.MonkeyPatch) -> dic
 
             with monkeypatch.context() as patched:
                 patched.setattr(app.store, "run", unreachable)
+                patched.setattr(overview_data, "TILES_TTL_SECONDS", 0.0)
                 await record("unreachable")
             async with asyncio.timeout(60):
                 await app.store.run(lambda tx: tx.execute(text("UPDATE timebell_version SET version_num = '0000'")))
@@ -73,9 +74,13 @@ def test_probes_and_pages_report_an_outage(store_url: str, monkeypatch: pytest.M
         assert "secret-host" not in body
     assert responses["running /readyz"] == (200, '{"status":"ready"}')
     assert responses["before /ui/"][0] == 200
-    assert "No leader" in responses["before /ui/"][1]
+    assert "No node is running" in responses["before /ui/"][1]
     assert "No planned runs" in responses["running /ui/"][1]
     status_code, body = responses["unreachable /ui/"]
+    assert status_code == 200
+    assert "The database does not answer: figures are from" in body  # the last known figures stay
+    assert "secret-host" not in body
+    status_code, body = responses["unreachable /ui/nodes"]
     assert status_code == 503
     assert 'role="alert"' in body
     assert "The database does not answer" in body

@@ -18,8 +18,8 @@ from fastapi import Request
 from timebell.alarm import Alarm
 from timebell.api.admission import Capacity
 from timebell.api.authentication_failures import AuthenticationFailures
-from timebell.api.identity_provider import IdentityProvider, SignInFailed
 from timebell.api.client_address import client_network
+from timebell.api.identity_provider import IdentityProvider, SignInFailed
 from timebell.api.refusals import UNKNOWN_ACTOR, RefusalLog
 from timebell.app import Timebell
 from timebell.client.validation import check_text

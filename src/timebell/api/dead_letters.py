@@ -30,7 +30,8 @@ from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["dead letters"])
 Text = Annotated[str | None, Query(max_length=200)]
-GROUP_COLUMNS = {"topic": "topic", "error": "error_code"}
+ErrorGroup = Annotated[str | None, Query(pattern="^[0-9a-f]{16}$", description="Normalized error message.")]
+GROUP_COLUMNS = {"topic": ("topic",), "error": ("topic", "error_code", "error_group")}
 
 
 class DeadLetter(JobOut):
@@ -47,10 +48,14 @@ class DeadLetterPage(ResponseBody):
 
 
 class DeadLetterGroup(ResponseBody):
-    """Dead letters with the same topic or error code: their number and the latest."""
+    """Dead letters with the same topic or, grouped by error, the same topic, code and normalized message.
+
+    Values that the group shares are filters for retry and discard.
+    """
 
     topic: str | None = None
-    error: str | None = None
+    error: Annotated[str | None, Field(description="Error code.")] = None
+    error_group: Annotated[str | None, Field(description="Normalized error message.")] = None
     count: int
     last_failed_at: Instant
     error_message: str | None
@@ -71,6 +76,7 @@ class DeadLetterFilter(RequestBody):
     topic: Name | None = None
     schedule_id: Name | None = None
     error_code: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    error_group: Annotated[str | None, Field(pattern="^[0-9a-f]{16}$")] = None
     from_: Annotated[Instant | None, Field(alias="from")] = None
     to: Instant | None = None
 
@@ -87,13 +93,18 @@ class DeadLetterDiscardIn(RequestBody):
 
 
 def parse_filter(
-    topic: str | None, schedule_id: str | None, error_code: str | None, start: str | None, end: str | None
+    topic: str | None,
+    schedule_id: str | None,
+    error_code: str | None,
+    start: str | None,
+    end: str | None,
+    error_group: str | None = None,
 ) -> dead_letters.DeadLetterFilter:
     """Build a filter from query parameters. Raises InvalidInput."""
     if schedule_id is not None and (schedule_id := parse_uuid(schedule_id)) is None:
         raise InvalidInput("scheduleId is not a valid id.", code="INVALID_FILTER", fix="Specify the id of a schedule.")
     return dead_letters.DeadLetterFilter(
-        topic=topic, schedule_id=schedule_id, error_code=error_code,
+        topic=topic, schedule_id=schedule_id, error_code=error_code, error_group=error_group,
         start=None if start is None else parse_timestamp(start, "from"),
         end=None if end is None else parse_timestamp(end, "to"),
     )  # fmt: skip
@@ -109,19 +120,22 @@ async def list_dead_letters(
     ctx: Context, limit: Limit = 50, cursor: Text = None, topic: Text = None,
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None,
     error_code: Annotated[Text, Query(alias="errorCode")] = None,
+    error_group: Annotated[ErrorGroup, Query(alias="errorGroup")] = None,
     from_: Annotated[Text, Query(alias="from", description="Failed at or after this time.")] = None,
     to: Annotated[Text, Query(description="Failed before this time.")] = None,
     group_by: Annotated[Literal["topic", "error"] | None, Query(alias="groupBy")] = None,
 ) -> Response:  # fmt: skip
-    """List dead letters, latest failure first, or group them by topic or error code."""
-    dead_letter_filter = parse_filter(topic, schedule_id, error_code, from_, to)
+    """List dead letters, latest failure first, or group them by topic, or by topic, code and normalized message."""
+    dead_letter_filter = parse_filter(topic, schedule_id, error_code, from_, to, error_group)
     if group_by is None:
         page = await ctx.run(dead_letters.list_page, ctx.tenant_id, dead_letter_filter, limit, cursor)
         return page_response(page, [render_dead_letter(job) for job in page])
     groups = await ctx.run(dead_letters.list_groups, ctx.tenant_id, dead_letter_filter, GROUP_COLUMNS[group_by], limit)
     items = [
-        {group_by: group.value, "count": group.count, "lastFailedAt": format_utc(group.latest.finished_at),
-         "errorMessage": group.latest.error, "latest": render_dead_letter(group.latest)}
+        {"topic": group.values.get("topic"), "error": group.values.get("error_code"),
+         "errorGroup": group.values.get("error_group"), "count": group.count,
+         "lastFailedAt": format_utc(group.latest.finished_at), "errorMessage": group.latest.error,
+         "latest": render_dead_letter(group.latest)}
         for group in groups
     ]  # fmt: skip
     total = await ctx.run(dead_letters.count, ctx.tenant_id, dead_letter_filter)
@@ -150,7 +164,12 @@ async def _start_or_count(
     ctx: Context, kind: OperationKind, selection: DeadLetterFilter, dry_run: bool, rate: float | None
 ) -> Response:
     dead_letter_filter = parse_filter(
-        selection.topic, selection.schedule_id, selection.error_code, selection.from_, selection.to
+        selection.topic,
+        selection.schedule_id,
+        selection.error_code,
+        selection.from_,
+        selection.to,
+        selection.error_group,
     )
     count = await ctx.run(dead_letters.count, ctx.tenant_id, dead_letter_filter)
     if dry_run:

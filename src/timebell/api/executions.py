@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from timebell.api.job_fields import duration_ms
+from timebell.api.job_fields import duration_ms, lag_ms
 from timebell.api.schemas import Instant, Json, ResponseBody, format_utc
 from timebell.model.job import Job
 
@@ -17,6 +17,7 @@ class Execution(ResponseBody):
     kind: str
     scheduled_at: Instant
     fired_at: Instant | None
+    lag_ms: float | None
     completed_at: Instant | None
     status: str
     reason: str | None
@@ -40,7 +41,8 @@ def render_execution(job: Job) -> dict[str, Any]:
     """Render an occurrence as JSON."""
     return {
         "id": job.id, "scheduleId": job.schedule_id, "kind": str(job.kind), "scheduledAt": format_utc(job.scheduled_at),
-        "firedAt": format_utc(job.started_at), "completedAt": format_utc(job.finished_at), "status": job.state.value,
+        "firedAt": format_utc(job.started_at), "lagMs": lag_ms(job), "completedAt": format_utc(job.finished_at),
+        "status": job.state.value,
         "reason": job.reason, "errorMessage": job.error, "attemptNumber": job.attempt, "durationMs": duration_ms(job),
         "result": job.result, "skippedTo": format_utc(job.skipped_to), "skippedCount": job.skipped_count,
         "createdAt": format_utc(job.created_at),

@@ -1,4 +1,4 @@
-"""`/forecast`: number of due jobs per future minute, with peaks."""
+"""`/forecast`: number of due jobs per future minute, with peaks, and the next runs of each schedule."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from timebell.api.route import ApiRoute, Context, read_route
-from timebell.api.schemas import Instant, ResponseBody, format_utc, json_response, parse_timestamp
+from timebell.api.schemas import Instant, Limit, ResponseBody, format_utc, json_response, parse_timestamp
 from timebell.errors import InvalidInput
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
+from timebell.store.audit import overview
 from timebell.store.schedules import forecast as rows
 
 MAX_RANGE = timedelta(days=7)
@@ -24,6 +26,7 @@ MAX_OCCURRENCES = 200_000
 MINUTE = timedelta(minutes=1)
 MIN_PEAK_SIZE, PEAK_FACTOR = 10, 5  # minimum size, and minimum multiple of the average minute
 MAX_PEAK_NAMES = 5
+MAX_RUNS_PER_SCHEDULE = 1_500
 routes = APIRouter(route_class=ApiRoute, tags=["forecast"])
 OptionalInstant = Annotated[str | None, Query(max_length=64)]
 
@@ -123,3 +126,55 @@ def _render_minutes(
             "names": names,
         })  # fmt: skip
     return rendered
+
+
+class UpcomingSchedule(ResponseBody):
+    """Next runs of one schedule within a range: the first and last time, and their number."""
+
+    schedule_id: str
+    name: str
+    topic: str
+    timezone: str
+    next_at: Instant
+    last_at: Instant
+    runs: Annotated[int, Field(description=f"Counted up to {MAX_RUNS_PER_SCHEDULE:,}.")]
+
+
+class Upcoming(ResponseBody):
+    """Schedules that run within a range, soonest first. `complete` is false if there are more than `limit`."""
+
+    from_: Annotated[Instant, Field(alias="from")]
+    to: Instant
+    items: list[UpcomingSchedule]
+    complete: bool
+
+
+@routes.get("/forecast/upcoming", response_model=Upcoming, **read_route())
+async def list_upcoming(ctx: Context, to: OptionalInstant = None, limit: Limit = 50) -> Response:
+    """List the schedules that run from now until `to`, by default for 24 hours, and for at most 7 days.
+
+    Pauses and overrides are respected. A schedule with a fixed delay contributes only its next run.
+    """
+    end = ctx.now + DEFAULT_RANGE if to is None else parse_timestamp(to, "to")
+    if not ctx.now < end <= ctx.now + MAX_RANGE:
+        raise InvalidInput(
+            "to must be in the future, at most 7 days from now.", code="INVALID_RANGE", fix="Specify a later time."
+        )
+    schedules: list[Schedule] = await ctx.run(overview.list_next_to_fire, ctx.tenant_id, end, limit + 1)
+    items = await asyncio.to_thread(_summarize_runs, schedules[:limit], ctx.now, end)
+    return json_response({
+        "from": format_utc(ctx.now), "to": format_utc(end), "items": items, "complete": len(schedules) <= limit,
+    })  # fmt: skip
+
+
+def _summarize_runs(schedules: Iterable[Schedule], start: datetime, end: datetime) -> list[dict[str, Any]]:
+    summaries = []
+    for schedule in schedules:
+        times = list(islice(upcoming(schedule, start, end), MAX_RUNS_PER_SCHEDULE))
+        if times:
+            summaries.append({
+                "scheduleId": schedule.id, "name": schedule.name, "topic": schedule.topic,
+                "timezone": schedule.timezone, "nextAt": format_utc(times[0]), "lastAt": format_utc(times[-1]),
+                "runs": len(times),
+            })  # fmt: skip
+    return sorted(summaries, key=lambda summary: (str(summary["nextAt"]), str(summary["name"])))

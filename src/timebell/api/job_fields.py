@@ -48,6 +48,11 @@ class RequestOut(ResponseBody):
     body: str
 
 
+Warnings = Annotated[
+    list[str], Field(description="In responses to creation: whether no running node handles the topic.")
+]
+
+
 class JobOut(ResponseBody):
     """Job. `status` is its state; times are UTC."""
 
@@ -61,6 +66,7 @@ class JobOut(ResponseBody):
     occurrence_key: str
     scheduled_at: Instant
     run_at: Instant
+    due_at: Annotated[Instant, Field(description="Original due time; retries move `runAt`.")]
     timezone: str
     local_time: str | None
     payload: Json
@@ -82,7 +88,9 @@ class JobOut(ResponseBody):
     attempts: list[dict[str, Json]]
     node_id: str | None
     created_at: Instant
-    fired_at: Instant | None
+    fired_at: Annotated[Instant | None, Field(description="Start of the latest attempt.")]
+    first_fired_at: Annotated[Instant | None, Field(description="Start of the first attempt.")]
+    lag_ms: Annotated[float | None, Field(description="Milliseconds from `dueAt` to `firstFiredAt`.")]
     completed_at: Instant | None
     duration_ms: int | None
     error_code: str | None
@@ -93,6 +101,7 @@ class JobOut(ResponseBody):
     skipped_to: Instant | None
     skipped_count: int
     adjusted: str | None
+    warnings: Warnings = Field(default_factory=list)
 
 
 def render_job(job: Job) -> dict[str, Any]:
@@ -101,7 +110,8 @@ def render_job(job: Job) -> dict[str, Any]:
     return {
         "id": job.id, "tenantId": job.tenant_id, "topic": job.topic, "status": job.state.value, "reason": job.reason,
         "kind": str(job.kind), "scheduleId": job.schedule_id, "occurrenceKey": job.occurrence_key,
-        "scheduledAt": format_utc(job.scheduled_at), "runAt": format_utc(job.run_at), "timezone": job.timezone,
+        "scheduledAt": format_utc(job.scheduled_at), "runAt": format_utc(job.run_at), "dueAt": format_utc(job.due_at),
+        "timezone": job.timezone,
         "localTime": job.local_time, "payload": job.payload, "metadata": metadata_json(job.metadata), "key": job.key,
         "queue": job.queue, "priority": job.priority, "group": job.group, "condition": job.condition,
         "unless": job.unless, "retry": job.retry,
@@ -111,12 +121,18 @@ def render_job(job: Job) -> dict[str, Any]:
         "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt,
         "attemptsMade": job.attempts_used,
         "attempts": job.attempts, "nodeId": job.node_id, "createdAt": format_utc(job.created_at),
-        "firedAt": format_utc(job.started_at), "completedAt": format_utc(job.finished_at),
+        "firedAt": format_utc(job.started_at), "firstFiredAt": format_utc(job.first_started_at), "lagMs": lag_ms(job),
+        "completedAt": format_utc(job.finished_at),
         "durationMs": duration_ms(job),
         "errorCode": job.error_code, "errorMessage": job.error, "result": job.result,
         "replaces": job.replaces, "replacedBy": job.replaced_by,
         "skippedTo": format_utc(job.skipped_to), "skippedCount": job.skipped_count, "adjusted": job.adjusted,
     }  # fmt: skip
+
+
+def lag_ms(job: Job) -> float | None:
+    """Return the milliseconds from the due time to the first start; None if it has not started."""
+    return None if job.lag is None else round(job.lag.total_seconds() * 1000, 3)
 
 
 def duration_ms(job: Job) -> int | None:

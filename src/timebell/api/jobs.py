@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -11,7 +12,19 @@ from timebell.api.conditions import require_query_permission
 from timebell.api.job_fields import JobIn, JobOut, RequestOut, render_job
 from timebell.api.operations import DryRunCount, OperationOut, dry_run_response, start_operation
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
-from timebell.api.schemas import Cursor, Id, Json, Limit, Name, RequestBody, ResponseBody, json_response, page_response
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Json,
+    Limit,
+    Name,
+    RequestBody,
+    ResponseBody,
+    json_response,
+    page_response,
+    parse_timestamp,
+)
+from timebell.api.topic_warnings import warn_if_unhandled
 from timebell.client.created import job_from_new
 from timebell.client.job_fields import parse_job
 from timebell.client.validation import parse_uuid
@@ -20,11 +33,18 @@ from timebell.ids import new_id
 from timebell.model.job import Job
 from timebell.model.operation import OperationKind
 from timebell.store.jobs import repository
+from timebell.store.jobs.search import JobSearch
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=ApiRoute, tags=["jobs"])
 Text = Annotated[str | None, Query(max_length=200)]
 Statuses = Annotated[list[Annotated[str, Query(max_length=20)]] | None, Query(max_length=20)]
+
+
+Pairs = Annotated[
+    list[Annotated[str, Query(max_length=400)]] | None,
+    Query(max_length=10, description="`path=value`, such as `order.id=42`."),
+]
 
 
 class JobPage(ResponseBody):
@@ -76,6 +96,17 @@ class JobsCancelIn(RequestBody):
     dry_run: bool = False
 
 
+def parse_pairs(texts: list[str] | None, field: str) -> tuple[tuple[str, str], ...]:
+    """Parse `path=value` filters. Raises InvalidInput (INVALID_FILTER)."""
+    pairs = [text.partition("=") for text in texts or ()]
+    for path, separator, _ in pairs:
+        if not path or not separator:
+            raise InvalidInput(
+                f"{field} filter {path!r:.60} has no value.", code="INVALID_FILTER", fix="Write path=value."
+            )
+    return tuple((path, value) for path, _, value in pairs)
+
+
 def resolve_tenant(ctx: Context, requested: object) -> str:
     """Return the tenant that a request specifies in addition to its key. Raises Refused (TENANT_FORBIDDEN)."""
     if requested is None or requested == ctx.tenant_id:
@@ -88,9 +119,10 @@ def resolve_tenant(ctx: Context, requested: object) -> str:
     return requested
 
 
-def job_response(job: Job, status: int = 200) -> Response:
+def job_response(job: Job, status: int = 200, warnings: Sequence[str] = ()) -> Response:
     """Return a job as a response; a created job (201) with its Location."""
-    return json_response(render_job(job), status, {"Location": f"/api/v1/jobs/{job.id}"} if status == 201 else None)
+    body = render_job(job) | ({"warnings": list(warnings)} if warnings else {})
+    return json_response(body, status, {"Location": f"/api/v1/jobs/{job.id}"} if status == 201 else None)
 
 
 @routes.post(
@@ -109,7 +141,8 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
         ctx.subject = created
         return job_response(await ctx.app.jobs.get(created, spec.tenant_id, ctx.connection))
     ctx.subject = created.id
-    return job_response(job_from_new(created), 201)
+    job = job_from_new(created)
+    return job_response(job, 201, await warn_if_unhandled(ctx, job.topic, job.target))
 
 
 @routes.post("/jobs/preview", response_model=JobPreview, **read_route())
@@ -158,13 +191,33 @@ async def list_jobs(
     tenant_id: Annotated[Text, Query(alias="tenantId", description="Tenant to list; requires a platform key.")] = None,
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None, key: Text = None, queue: Text = None,
     min_attempts: Annotated[int | None, Query(alias="minAttempts", ge=0, le=2**31 - 1)] = None,
+    from_: Annotated[Text, Query(alias="from", description="Finished or, if live, due at or after this time.")] = None,
+    to: Annotated[Text, Query(description="Finished or, if live, due before this time.")] = None,
+    correlation_id: Annotated[Text, Query(alias="correlationId")] = None,
+    client_request_id: Annotated[Text, Query(alias="clientRequestId")] = None,
+    metadata: Pairs = None, payload: Pairs = None,
+    error: Annotated[Text, Query(description="Part of the error of any attempt.")] = None,
+    held: Annotated[bool, Query(description="Only jobs that are held, such as unhandled ones.")] = False,
 ) -> Response:  # fmt: skip
-    """List jobs, newest first. Filters are combined with AND, several `status` values with OR."""
+    """List jobs, newest first. Filters are combined with AND, several `status` values with OR.
+
+    `topic` may end with `*`. Searching metadata, payloads and errors examines at most 20,000 jobs per page, so a page
+    may be short and have a `nextCursor`.
+    """
+    search = JobSearch(
+        start=None if from_ is None else parse_timestamp(from_, "from"),
+        end=None if to is None else parse_timestamp(to, "to"),
+        topic_prefix=topic[:-1] if topic is not None and topic.endswith("*") else None,
+        request_id=client_request_id, correlation_id=correlation_id,
+        metadata=parse_pairs(metadata, "metadata"), payload=parse_pairs(payload, "payload"), error=error or None,
+        is_held=held,
+    )  # fmt: skip
+    topic = None if search.topic_prefix is not None else topic
     equal = {
         "tenant_id": resolve_tenant(ctx, tenant_id), "topic": topic, "owner_id": owner_id, "schedule_id": schedule_id,
         "key": key, "queue": queue,
     }  # fmt: skip
-    page = await ctx.app.jobs.list(equal, status, limit, cursor, min_attempts)
+    page = await ctx.app.jobs.list(equal, status, limit, cursor, min_attempts, search)
     return page_response(page, [render_job(job) for job in page])
 
 
@@ -212,7 +265,7 @@ async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Res
         require(ctx.caller.role, Role.EDITOR)  # the same role as for creating a job
     await _load_for_change(ctx, id)
     if "payload" not in fields:
-        return job_response(await ctx.app.jobs.retry(id, ctx.tenant_id, ctx.connection))
+        return job_response(await ctx.app.jobs.retry(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
     created = await ctx.app.jobs.retry_with_payload(id, fields["payload"], ctx.tenant_id, ctx.connection)
     return job_response(await find_job(ctx, created.id), 201)
 
@@ -221,7 +274,7 @@ async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Res
 async def redeliver_job(id: Id, ctx: Context) -> Response:
     """Send a completed or failed job to its target again: same job, message id with the suffix `.rN`."""
     await _load_for_change(ctx, id)
-    return job_response(await ctx.app.jobs.redeliver(id, ctx.tenant_id, ctx.connection))
+    return job_response(await ctx.app.jobs.redeliver(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
 
 
 async def find_job(ctx: Context, id_: str) -> Job:

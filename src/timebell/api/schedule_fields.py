@@ -11,6 +11,7 @@ from pydantic import Field
 
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
 from timebell.api.if_match import entity_tag
+from timebell.api.job_fields import Warnings
 from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
 from timebell.client.job_fields import metadata_json, parse_metadata, parse_retry, target_json
 from timebell.errors import InvalidInput
@@ -214,6 +215,7 @@ def _to_camel(name: str) -> str:
 class ScheduleOut(ResponseBody):
     """Schedule with all its settings, including defaults."""
 
+    warnings: Warnings = Field(default_factory=list)
     id: str
     tenant_id: str
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ from timebell.api.schemas import (
     page_response,
     parse_timestamp,
 )
+from timebell.api.topic_warnings import warn_if_unhandled
 from timebell.client.validation import parse_uuid
 from timebell.engine.delivery import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
@@ -74,6 +76,7 @@ class SchedulePreview(ResponseBody):
     description: str
     next: list[FireTime]
     notes: list[str]
+    warnings: Annotated[list[str], Field(description="Whether no running node handles the topic.")]
     schedule: Annotated[ScheduleOut, Field(description="Schedule that would be saved, including defaults.")]
     request: Annotated[
         RequestOut | None, Field(description="Request that its target would receive; null for handlers.")
@@ -179,10 +182,11 @@ async def lock_if_match(ctx: Context, id_: str, if_match: str | None) -> Schedul
     return schedule
 
 
-def schedule_response(schedule: Schedule, status: int = 200) -> Response:
+def schedule_response(schedule: Schedule, status: int = 200, warnings: Sequence[str] = ()) -> Response:
     """Return a schedule as a response with its ETag; a created one (201) with its Location."""
     headers = {"ETag": etag(schedule)} | ({"Location": f"/api/v1/schedules/{schedule.id}"} if status == 201 else {})
-    return json_response(render_schedule(schedule), status, headers)
+    body = render_schedule(schedule) | ({"warnings": list(warnings)} if warnings else {})
+    return json_response(body, status, headers)
 
 
 async def _write_schedule(ctx: Context, body: ScheduleIn, *, replace: bool) -> Schedule:
@@ -217,7 +221,8 @@ async def pause_by_id(ctx: Context, id_: str, reason: str | None = None) -> Sche
 @routes.post("/schedules", status_code=201, response_model=ScheduleOut, **change_route("schedule.create", Role.EDITOR))
 async def create_schedule(body: ScheduleIn, ctx: Context) -> Response:
     """Create a schedule."""
-    return schedule_response(await _write_schedule(ctx, body, replace=False), 201)
+    schedule = await _write_schedule(ctx, body, replace=False)
+    return schedule_response(schedule, 201, await warn_if_unhandled(ctx, schedule.topic, schedule.action.target))
 
 
 @routes.get("/schedules", response_model=SchedulePage, **read_route())
@@ -271,6 +276,7 @@ async def preview_schedule(
     return json_response({
         "description": draft.recurrence.describe(), "next": next_fires(draft.recurrence, ctx.now, count),
         "notes": [*spec.warnings(), *dst_notes(draft.recurrence, ctx.now, ctx.now + YEAR)],
+        "warnings": await warn_if_unhandled(ctx, draft.topic, draft.action.target),
         "schedule": render_schedule(draft), "request": _preview_request(ctx, draft),
     })  # fmt: skip
 

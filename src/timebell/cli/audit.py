@@ -1,4 +1,4 @@
-"""`timebell audit` and `timebell why`: compare and explain past occurrences, read from the database itself."""
+"""`timebell audit`: compare past occurrences with the schedules, read from the database itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from timebell.cli.output import (
     DIFFERENT,
     OK,
     Format,
-    print_data,
     print_message,
-    print_record,
     print_records,
     print_table,
 )
@@ -36,7 +34,7 @@ def audit(
     """Print every difference between expected and recorded runs; return the exit code."""
     chosen = settings.load(database_url=database, output=output_format)
     between = _parse_instant(start, "--from"), _parse_instant(end, "--to")
-    result = _run_on_database(chosen.database_url, lambda app: app.audit(
+    result = run_on_database(chosen.database_url, lambda app: app.audit(
         *between, schedule=schedule, tenant_id=tenant, progress=_progress_printer()
     ))  # fmt: skip
     if chosen.output != Format.TABLE:
@@ -48,18 +46,6 @@ def audit(
         print_message(rewind.describe())
     print_message(format_summary(result))
     return DIFFERENT if result.differences or result.rewinds else OK
-
-
-def why(schedule: str, instant: str, tenant: str, database: str | None, output_format: str | None) -> int:
-    """Print the outcome of one occurrence and its causes; return the exit code."""
-    chosen = settings.load(database_url=database, output=output_format)
-    at = _parse_instant(instant, "the instant")
-    explanation = _run_on_database(chosen.database_url, lambda app: app.why(schedule, at, tenant_id=tenant))
-    if chosen.output != Format.TABLE:
-        print_record(explanation.to_json(), chosen.output)
-    else:
-        print_data("\n".join(explanation.sentences))
-    return OK
 
 
 def format_summary(report: AuditResult) -> str:
@@ -86,7 +72,7 @@ def _difference_cells(difference: Difference) -> tuple[str, ...]:
     )
 
 
-def _run_on_database(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
+def run_on_database(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
     """Run one call of the library on an existing database. Raises StoreUnreachable."""
     if is_missing(url):
         raise StoreUnreachable(

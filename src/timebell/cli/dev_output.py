@@ -32,8 +32,10 @@ class PrintingTarget:
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         started = self._clock.monotonic()
         word, color = "cut off", "yellow"  # by its timeout, or because this process ends
+        traceback: str | None = None
         try:
             outcome = await self._inner.deliver(delivery, options)
+            traceback = outcome.traceback
             word, color = ("ok", "green") if outcome.delivered else (f"failed: {outcome.error}", "red")
             return outcome
         except Snooze as snooze:
@@ -49,6 +51,8 @@ class PrintingTarget:
             raise
         finally:
             self._print(delivery, word, color, self._clock.monotonic() - started)
+            if traceback is not None:
+                print_data("".join(f"    {line}\n" for line in traceback.splitlines()).rstrip())
 
     def _print(self, delivery: Delivery, outcome: str, color: str, seconds: float) -> None:
         at = to_local(delivery.fired_at, delivery.timezone)

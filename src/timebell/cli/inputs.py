@@ -14,6 +14,7 @@ from timebell.clock import system_now
 from timebell.errors import InvalidInput
 from timebell.formatting import format_relative, to_local
 from timebell.model.payload import read_json
+from timebell.settings import parse_duration
 
 Row = Mapping[str, Any]
 
@@ -51,6 +52,12 @@ def parse_pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str] | None
 def parse_timestamp(text: str | None) -> datetime | None:
     """Convert RFC 3339 text of the server to an aware datetime in UTC."""
     return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
+
+
+def parse_time_ago(text: str) -> str:
+    """Return a duration before now, such as `2h`, or RFC 3339 text, as an instant for the server."""
+    ago = parse_duration(text)
+    return text if ago is None else (system_now() - timedelta(seconds=ago)).isoformat().replace("+00:00", "Z")
 
 
 def format_relative_time(text: str | None, timezone: str) -> str:

@@ -95,6 +95,11 @@ def create(
 @click.option("--owner", help="Only jobs of this owner.")
 @click.option("--schedule", help="Only jobs of this schedule; name or id.")
 @click.option("--key", help="Only jobs with this key.")
+@click.option("--since", metavar="T", help="Finished or due since: 2h, 1d, or RFC 3339.")
+@click.option("--until", metavar="T", help="Finished or due before: 2h, 1d, or RFC 3339.")
+@click.option("--correlation", metavar="ID", help="Only jobs with this correlation id.")
+@click.option("--payload", metavar="PATH=VALUE", multiple=True, help="Only jobs with this value in the payload.")
+@click.option("--error", metavar="TEXT", help="Only jobs with this text in an error.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
 @output_option
 def list_(
@@ -103,14 +108,23 @@ def list_(
     owner: str | None,
     schedule: str | None,
     key: str | None,
+    since: str | None,
+    until: str | None,
+    correlation: str | None,
+    payload: tuple[str, ...],
+    error: str | None,
     limit: int,
     output: str | None,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first. A topic may end with `*`."""
+    from timebell.cli.inputs import parse_time_ago
     from timebell.cli.job_views import print_jobs
 
     remote = server_client(output)
-    params: dict[str, Any] = {"status": status, "topic": topic, "ownerId": owner, "key": key}
+    params: dict[str, Any] = {
+        "status": status, "topic": topic, "ownerId": owner, "key": key, "from": since and parse_time_ago(since),
+        "to": until and parse_time_ago(until), "correlationId": correlation, "payload": payload, "error": error,
+    }  # fmt: skip
     if schedule is not None:
         params["scheduleId"] = remote.get_schedule(schedule)["id"]
     print_jobs(remote.list_items("/jobs", params, limit), remote.settings.output)

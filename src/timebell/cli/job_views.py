@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from datetime import timedelta
 
 from timebell.cli.inputs import Row, format_relative_time, print_list, shorten
 from timebell.cli.output import Format, colorize, print_data, print_message, print_record
+from timebell.formatting import format_milliseconds
 
 JOB_COLUMNS = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "REASON")
 
@@ -60,9 +62,11 @@ def print_preview(previewed: Row, output_format: str) -> None:
 
 
 def _format_attempt(attempt: Row) -> str:
-    """Return one attempt as a line: start, destination, response, duration, message id, error."""
+    """Return one attempt as a line: start, node or destination, response, duration, message id, error."""
     if "kind" not in attempt:
-        return shorten(attempt, 100)
+        return (
+            f"{attempt.get('startedAt')}  attempt {attempt['attempt']}: {attempt.get('error') or attempt.get('code')}"
+        )
     response = f" answered {attempt['status']}" if "status" in attempt else ""
     error = f": {attempt['code']}: {attempt['error']}" if attempt["error"] is not None else ""
     return (
@@ -78,8 +82,9 @@ def print_job(job: Row, output_format: str) -> None:
         return
     print_data(colorize(job["topic"], "bold", sys.stdout) + f"  {job['status']}  {job['id']}")
     facts = {
-        "due": format_relative_time(job["scheduledAt"], job["timezone"]),
-        "runs": format_relative_time(job["runAt"], job["timezone"]) if job["runAt"] != job["scheduledAt"] else None,
+        "due": format_relative_time(job["dueAt"], job["timezone"]),
+        "runs": format_relative_time(job["runAt"], job["timezone"]) if job["runAt"] != job["dueAt"] else None,
+        "lag": None if job["lagMs"] is None else format_milliseconds(timedelta(milliseconds=job["lagMs"])),
         "reason": job["reason"], "hold": job["hold"], "schedule": job["scheduleId"], "key": job["key"],
         "payload": shorten(job["payload"]) if job["payload"] is not None else None,
         "metadata": shorten(job["metadata"]) if job["metadata"] else None,
@@ -93,4 +98,14 @@ def print_job(job: Row, output_format: str) -> None:
         if value is not None:
             print_data(f"  {name:<12}{value}")
     for attempt in job["attempts"]:
-        print_data(f"  {'sent' if attempt.get('error') is None else 'failed':<12}{_format_attempt(attempt)}")
+        is_postponed = attempt.get("code") == "POSTPONED"
+        word = "postponed" if is_postponed else "sent" if attempt.get("error") is None else "failed"
+        print_data(f"  {word:<12}{_format_attempt(attempt)}")
+        if attempt.get("retryAt"):
+            print_data(f"  {'':<12}next attempt {attempt['retryAt']}")
+        if attempt.get("retriedAt"):
+            print_data(f"  {'retried':<12}{attempt['retriedAt']}  by {attempt.get('retriedBy') or 'the program'}")
+    traceback = job["attempts"][-1].get("traceback") if job["attempts"] else None
+    if traceback is not None:
+        print_data("  traceback of the last attempt")
+        print_data("".join(f"    {line}\n" for line in traceback.splitlines()).rstrip())

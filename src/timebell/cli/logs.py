@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from timebell import tracing
-from timebell.cli.masking import Mask
+from timebell.masking import Mask
 from timebell.settings import Settings
 
 T = TypeVar("T")

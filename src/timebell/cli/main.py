@@ -21,7 +21,7 @@ from timebell.cli.external_commands import add_external_commands
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
 from timebell.cli.observe import observe
-from timebell.cli.operate import api, calendar, config, node
+from timebell.cli.operate import api, calendar, config, node, upcoming
 from timebell.cli.options import database_option, output_option, timezone_option, yes_option
 from timebell.cli.output import FAILED, INTERRUPTED, exit_code, print_error, print_record
 from timebell.cli.release import release
@@ -37,7 +37,16 @@ Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 failed, 2 inva
 5 conflict, 6 unreachable, 7 differences found, 130 interrupted. Settings, by precedence: flag, TIMEBELL_* variable,
 timebell.toml, default."""
 
-root = Group(HELP)
+SECTIONS = {
+    "Run": ("dev", "run", "watch", "release"),
+    "Look": ("next", "upcoming", "calendar", "job", "dead", "why", "node"),
+    "Change": ("schedule", "apply", "export", "import", "target", "secret"),
+    "Operate": ("doctor", "db", "backup", "restore", "config", "key", "tenant", "user", "observe"),
+    "Prove": ("audit", "simulate", "torture"),
+}
+"""Headings of `timebell --help`; the commands of features have one of their own, before the others."""
+
+root = Group(HELP, SECTIONS)
 db = Group("Database schema: upgrade and inspect.")
 imports = Group("Import schedules from other schedulers.")
 root.add_command(db, "db")
@@ -56,9 +65,11 @@ root.add_command(observe, "observe")
 root.add_command(audit_log, "audit-log")
 for feature in FEATURES:
     if feature.commands is not None:
-        for name, group in import_module(feature.commands).COMMANDS.items():
+        commands = import_module(feature.commands).COMMANDS
+        root.sections = {**root.sections, feature.heading: tuple(commands)}
+        for name, group in commands.items():
             root.add_command(group, name)
-for command in (apply_, export, calendar, api, release):
+for command in (apply_, export, upcoming, calendar, api, release):
     root.add_command(command)
 add_external_commands(root)
 
@@ -273,16 +284,19 @@ def audit_(
 
 
 @root.command("why")
-@click.argument("schedule", help="Schedule name or id.")
-@click.argument("instant", help="Time of the occurrence: 2027-03-14T07:00:00Z.")
+@click.argument("subject", metavar="SCHEDULE|JOB", help="Schedule name or id, or a job id.")
+@click.argument("instant", required=False, help="Time of the occurrence; without offset, local in the schedule's zone.")
 @click.option("--tenant", default="default", show_default=True, metavar="T", help="Tenant of the schedule.")
 @database_option
 @output_option
-def why_(schedule: str, instant: str, tenant: str, database: str | None, output: str | None) -> None:
-    """Explain the outcome of one occurrence."""
-    from timebell.cli import audit
+def why_(subject: str, instant: str | None, tenant: str, database: str | None, output: str | None) -> None:
+    """Explain the outcome of one occurrence or job.
 
-    raise click.exceptions.Exit(audit.why(schedule, instant, tenant, database, output))
+    Reads the server if TIMEBELL_URL or TIMEBELL_API_KEY is set and --database is not; otherwise the database.
+    """
+    from timebell.cli import why
+
+    why.why(subject, instant, tenant, database, output)
 
 
 @imports.command("crontab")

@@ -46,6 +46,29 @@ def node_drain(name_or_id: str) -> None:
     print_message(f"Drain of {name_or_id} requested.")
 
 
+@click.command()
+@click.option("--hours", type=click.IntRange(min=1, max=168), default=24, show_default=True, help="Hours from now.")
+@click.option("--limit", type=click.IntRange(min=1, max=500), default=50, show_default=True, help="Schedules.")
+@output_option
+def upcoming(hours: int, limit: int, output: str | None) -> None:
+    """List the schedules that run next, by time, with their number of runs."""
+    from datetime import timedelta
+
+    from timebell.cli.inputs import format_relative_time, print_list
+    from timebell.cli.output import print_message
+    from timebell.clock import system_now
+
+    remote = server_client(output)
+    end = (system_now() + timedelta(hours=hours)).isoformat().replace("+00:00", "Z")
+    report = remote.request("GET", "/forecast/upcoming", params={"to": end, "limit": limit})
+    columns = ("NEXT RUN", "SCHEDULE", "TOPIC", "RUNS")
+    print_list(report["items"], remote.settings.output, columns, lambda row: (
+        format_relative_time(row["nextAt"], row["timezone"]), row["name"], row["topic"], f"{row['runs']:,}",
+    ))  # fmt: skip
+    if not report["complete"]:
+        print_message(f"More than {limit} schedules run within {hours} h. Use --limit.")
+
+
 @click.command("calendar")
 @click.option(
     "--days", type=click.IntRange(min=1, max=366), default=7, show_default=True, help="Number of days from now."

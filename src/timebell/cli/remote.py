@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID, uuid4
 
+from timebell.cli.output import print_message
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused, ServerError, ServerUnreachable, TimebellError
 from timebell.settings import Settings, load
 
@@ -58,7 +59,10 @@ class ServerClient:
                     if last or method == "PATCH" or isinstance(failed, TimeoutError | ValueError):
                         raise self._unreachable(failed) from failed
                 else:
-                    return parse_response(response.status, content)
+                    body = parse_response(response.status, content)
+                    for warning in body.get("warnings") or () if isinstance(body, dict) else ():
+                        print_message(f"warning: {warning}")
+                    return body
         raise AssertionError
 
     def upload(self, path: str, content: bytes, content_type: str) -> Any:

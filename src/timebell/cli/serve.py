@@ -55,9 +55,6 @@ def dev(app_reference: str | None, host: str | None, port: int | None, *, reload
     )
     if not app.settings.secret_key and app.settings.database_url.startswith("sqlite"):
         app.settings = dataclasses.replace(app.settings, secret_key=_local_secret_key(app.settings.database_url))
-    app._add_targets()
-    for kinds in (app.targets_by_kind, app.named_targets_by_kind):
-        kinds.update({kind: print_deliveries(target, app.clock) for kind, target in kinds.items()})
     if chosen.app is None:
         print_message("No app specified: running the built-in demo. Run your own with: timebell dev path/to/app.py")
     changed = _asyncio_run(_dev(app, source_files(_app_file(chosen.app)) if reload and chosen.app else []))
@@ -89,6 +86,9 @@ async def _dev(app: Timebell, files: list[Path]) -> Path | None:
 
     async with AsyncExitStack() as services:
         services.push_async_callback(app.close)  # last, because requests in progress use the store
+        app._add_targets()  # within the event loop, because some targets need it
+        for kinds in (app.targets_by_kind, app.named_targets_by_kind):
+            kinds.update({kind: print_deliveries(target, app.clock) for kind, target in kinds.items()})
         await services.enter_async_context(_http_servers(app, configuration.ROLES, open_here=True))
         await services.enter_async_context(_background_task(_announce(app, print_message)))
         await services.enter_async_context(_background_task(_watch_files(app.clock, files, on_change)))

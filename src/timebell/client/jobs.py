@@ -35,6 +35,7 @@ from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
+from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
 
@@ -300,14 +301,16 @@ class Jobs:
             raise job_not_found(job_id)
         return new
 
-    async def retry(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
-        """Make a failed job pending again, with a fresh budget.
+    async def retry(
+        self, job_id: str, tenant_id: str | None = None, connection: Any = None, actor: str | None = None
+    ) -> Job:
+        """Make a failed job pending again, with a fresh budget. Its attempts show `actor` as the origin of the retry.
 
         Raises NotFound, Conflict (JOB_NOT_FAILED, KEY_IN_USE).
         """
         await self._ensure_open()
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
-        retried = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now())
+        retried = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor)
         if retried is None:
             raise job_not_found(job_id)
         job = await self.get(job_id, tenant_id, connection)
@@ -349,14 +352,18 @@ class Jobs:
             raise job_not_found(job_id)
         return new
 
-    async def redeliver(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
-        """Make a finished job pending again, to deliver it to its target once more.
+    async def redeliver(
+        self, job_id: str, tenant_id: str | None = None, connection: Any = None, actor: str | None = None
+    ) -> Job:
+        """Make a finished job pending again, to deliver it to its target once more; `actor` as in `retry`.
 
         Raises NotFound, Conflict (JOB_NOT_SENT, KEY_IN_USE).
         """
         await self._ensure_open()
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
-        redelivered = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), redeliver=True)
+        redelivered = await call(
+            dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor, redeliver=True
+        )
         if redelivered is None:
             raise job_not_found(job_id)
         job = await self.get(job_id, tenant_id, connection)
@@ -385,9 +392,11 @@ class Jobs:
 
     async def list(
         self, filters: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None,
-        min_attempts: int | None = None,
+        min_attempts: int | None = None, search: JobSearch | None = None,
     ) -> Page[Job]:  # fmt: skip
         """Return a page of jobs, newest first; with `min_attempts`, those with at least as many attempts.
+
+        With `search`, a page may be short and have a next one: it examines a limited number of jobs.
 
         Raises InvalidInput (INVALID_STATUS, INVALID_LIMIT, INVALID_CURSOR).
         """
@@ -406,6 +415,8 @@ class Jobs:
             return Page([], None)
         if "schedule_id" in criteria:
             criteria["schedule_id"] = id_
+        if search:
+            return await self._store.run(search_jobs, criteria, states, search, limit, after, min_attempts or 0)
         return await self._store.run(repository.list_jobs, criteria, states, limit, after, min_attempts or 0)
 
 

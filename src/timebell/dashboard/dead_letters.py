@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -10,18 +11,20 @@ from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.store.audit import overview as rows
 
-FILTER_FIELDS = {"topic": "topic", "errorCode": "errorCode", "scheduleId": "scheduleId"}
-DONE_MESSAGES = {"retry": "replaying", "discard": "discarding"}
+FILTER_FIELDS = ("topic", "errorCode", "errorGroup", "scheduleId", "from", "to")
+CANCEL_FIELDS = ("topic", "ownerId", "scheduleId", "key", "queue")
+DONE_MESSAGES = {"retry": "replaying", "discard": "discarding", "cancel": "cancelling"}
 routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/dead-letters")
 async def dead_letters(
     view: CurrentView, topic: str = "", error_code: Annotated[str, Query(alias="errorCode")] = "",
+    error_group: Annotated[str, Query(alias="errorGroup")] = "",
     schedule_id: Annotated[str, Query(alias="scheduleId")] = "", by: str = "error", cursor: str = "",
 ) -> Response:  # fmt: skip
     """List groups of dead letters; with a filter also the single jobs. Show the latest retries and discards."""
-    filters = {"topic": topic, "errorCode": error_code, "scheduleId": schedule_id}
+    filters = {"topic": topic, "errorCode": error_code, "errorGroup": error_group, "scheduleId": schedule_id}
     groups = await view.get("/dead-letters", groupBy="topic" if by == "topic" else "error", limit=50, **filters)
     has_filter = any(filters.values())
     page = await view.get("/dead-letters", limit=50, cursor=cursor, **filters) if has_filter else None
@@ -54,17 +57,23 @@ async def cancel_operation(id: str, view: CurrentView) -> Response:
 @routes.post("/ui/dead-letters/retry")
 async def retry(view: CurrentView) -> Response:
     """Ask for confirmation with the number of jobs; once confirmed, retry them, optionally at a limited rate."""
-    return await _start_operation(view, "retry")
+    return await _start_operation(view, "retry", "dead-letters", FILTER_FIELDS)
 
 
 @routes.post("/ui/dead-letters/discard")
 async def discard(view: CurrentView) -> Response:
     """Ask for confirmation with the number of jobs; once confirmed, discard them."""
-    return await _start_operation(view, "discard")
+    return await _start_operation(view, "discard", "dead-letters", FILTER_FIELDS)
 
 
-async def _start_operation(view: View, action: str) -> Response:
-    filters = {name: view.form[name] for name in FILTER_FIELDS if view.form.get(name)}
+@routes.post("/ui/jobs/cancel")
+async def cancel_matching(view: CurrentView) -> Response:
+    """Ask for confirmation with the number of live jobs that match a filter; once confirmed, cancel them."""
+    return await _start_operation(view, "cancel", "jobs", CANCEL_FIELDS)
+
+
+async def _start_operation(view: View, action: str, noun: str, fields: Sequence[str]) -> Response:
+    filters = {name: view.form[name] for name in fields if view.form.get(name)}
     rate, is_confirmed = view.form.get("rate", "").strip(), "sure" in view.form
     body: dict[str, Any] = {"filter": filters, "dryRun": not is_confirmed}
     if action == "retry" and rate:
@@ -72,10 +81,12 @@ async def _start_operation(view: View, action: str) -> Response:
             body["rate"] = float(rate)
         except ValueError:
             body["rate"] = rate
-    result = view.check_response(await view.call_api("POST", f"/dead-letters/{action}", body)).body
+    result = view.check_response(await view.call_api("POST", f"/{noun}/{action}", body)).body
     if is_confirmed:
         return view.redirect(f"/ui/operations/{result['id']}", DONE_MESSAGES[action])
-    return view.render("dead_letters_confirm", action=action, count=result["count"], filters=filters, rate=rate)
+    return view.render(
+        "dead_letters_confirm", action=action, noun=noun, count=result["count"], filters=filters, rate=rate
+    )
 
 
 @routes.post("/ui/backlogs/{action}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -10,10 +11,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.api.job_fields import render_job
+from timebell.api.schemas import format_utc
 from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.dead_letters import CANCEL_FIELDS, FILTER_FIELDS
 from timebell.dashboard.fields import to_problem
-from timebell.dashboard.rendering import HOLD_REASONS, format_json, format_lag, format_seconds, to_datetime
+from timebell.dashboard.job_timeline import timeline_steps
+from timebell.dashboard.rendering import format_json
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 from timebell.model.job import STATE_WORDS
@@ -23,10 +27,13 @@ from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 
 STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
+PERIODS = ("1h", "24h", "7d", "30d")
+LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minAttempts", "lag"}
 # Name in a filter expression -> query parameter of the API.
 FILTER_PARAMETERS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
-    "attempts": "minAttempts", "lag": "lag",
+    "attempts": "minAttempts", "lag": "lag", "from": "from", "to": "to", "correlation": "correlationId",
+    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error", "held": "held",
 }  # fmt: skip
 FILTER_COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
 routes = APIRouter(route_class=PageRoute)
@@ -49,7 +56,10 @@ async def jobs(view: CurrentView, q: str = "", cursor: str = "") -> Response:
             problem, status = response.body, response.status
         else:
             page = response.body
-    other_filters = " ".join(word for word in q.split() if not word.startswith("status:"))
+    words = q.split()
+    other_filters = " ".join(word for word in words if not word.startswith("status:"))
+    without_period = " ".join(word for word in words if not word.startswith(("from:", "to:")))
+    period = next((word.removeprefix("from:") for word in words if word.startswith("from:")), "")
     tenant_id = view.caller.tenant_id
     ids = {job["scheduleId"] for job in page["items"] if job["scheduleId"]}
     names = await view.app.store.run(rows.get_schedule_names, tenant_id, ids) if ids else {}
@@ -57,16 +67,19 @@ async def jobs(view: CurrentView, q: str = "", cursor: str = "") -> Response:
         "jobs", 200 if problem is None else status, page=page, schedule_names=names, q=q, problem=problem,
         states=STATES, counts=view.overview_cache.counts(tenant_id), status=filters.get("status", ""),
         filter_names=FILTER_PARAMETERS, other_filters=other_filters, is_lag_search=is_lag_search,
+        matching_action=_matching_action(filters) if page["nextCursor"] else None,
+        periods=PERIODS, period=period, without_period=without_period,
     )  # fmt: skip
 
 
 async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Parse a filter expression; returns the query parameters and None, or an empty dict and a problem.
 
-    The lag is in seconds, and not a parameter of the API. A word without a colon is a topic.
+    The lag is in seconds, and not a parameter of the API. A word without a colon is a topic. Values with spaces are
+    quoted: `error:"bank is away"`. A time is a duration before now, such as `24h`, or RFC 3339.
     """
     filters: dict[str, Any] = {}
-    for word in q.split():
+    for word in _split_words(q):
         name, colon, value = word.partition(":")
         if not colon:
             name, value = "topic", word
@@ -80,13 +93,36 @@ async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, An
                 return {}, {"detail": f"There is no schedule {value!r:.60}.", "fix": "Specify its name or id.",
                             "code": "SCHEDULE_NOT_FOUND"}  # fmt: skip
             value = matches[0]["id"]
+        if name in ("from", "to") and (ago := parse_duration(value)) is not None:
+            value = str(format_utc(view.now - timedelta(seconds=min(ago, 1e9))))
+        if name in ("metadata", "payload"):
+            filters.setdefault(name, []).append(value)
+            continue
         filters[FILTER_PARAMETERS[name]] = value.lstrip(">=") if name in ("attempts", "lag") else value
         if name == "lag":
             filters["lag"] = parse_duration(filters["lag"])
             if filters["lag"] is None:
                 return {}, {"detail": f"{word!r:.60} is not a lag.", "fix": "E.g. lag:>5s or lag:>200ms.",
                             "code": "INVALID_FILTER"}  # fmt: skip
+    if "lag" in filters and filters.keys() - LAG_FILTERS:
+        return {}, {"detail": "A lag cannot be combined with these filters.", "code": "INVALID_FILTER",
+                    "fix": "Use status, topic, owner, schedule, key, queue or attempts with lag."}  # fmt: skip
     return filters, None
+
+
+def _matching_action(filters: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]] | None:
+    """Return the action for all jobs that match a filter: its label, URL and fields; None if there is none."""
+    fields = {name: value for name, value in filters.items() if name != "status"}
+    if filters.get("status") == "failed" and fields.keys() <= set(FILTER_FIELDS):
+        return "Retry all matching…", "/ui/dead-letters/retry", fields
+    if fields and filters.get("status", "pending") in ("pending", "active") and fields.keys() <= set(CANCEL_FIELDS):
+        return "Cancel all matching…", "/ui/jobs/cancel", fields
+    return None
+
+
+def _split_words(q: str) -> list[str]:
+    """Split at spaces outside of double quotes, which are removed."""
+    return [word.replace('"', "") for word in re.findall(r'(?:[^\s"]|"[^"]*"?)+', q)]
 
 
 async def _find_late_jobs(view: View, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -119,7 +155,7 @@ async def job(id: str, view: CurrentView) -> Response:
         response = await view.call_api("GET", f"/schedules/{quote_segment(job_['scheduleId'])}")
         schedule_name = None if response.is_error else response.body["name"]
     node_names = {node["id"]: node["name"] for node in (await view.get("/nodes"))["items"]}
-    steps = timeline_steps(job_, node_names)
+    steps = timeline_steps(job_, node_names, view.now)
     return view.render("job", job=job_, schedule_name=schedule_name, steps=steps, node_names=node_names)
 
 
@@ -158,54 +194,3 @@ async def cancel(id: str, view: CurrentView) -> Response:
     """Cancel a job."""
     await view.change("POST", f"/jobs/{quote_segment(id)}/cancel")
     return view.redirect(f"/ui/jobs/{quote_segment(id)}", "cancelled")
-
-
-def timeline_steps(job: dict[str, Any], node_names: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the steps of a job's timeline, oldest first: `at`, `style`, `title`, `detail`."""
-    steps = [_step(job["createdAt"], "wait", "Created", "") | {"due": job["runAt"]}]
-    previous_end = None
-    for attempt in job["attempts"]:
-        number = attempt["attempt"]
-        if attempt.get("startedAt"):
-            steps.append(
-                _start_step(job, number, attempt["startedAt"], attempt.get("node"), previous_end, node_names)
-            )  # fmt: skip
-        if attempt.get("endedAt"):
-            previous_end = attempt["endedAt"]
-            detail = f"{attempt.get('code') or ''}: {attempt.get('error') or ''}".strip(": ")
-            steps.append(_step(previous_end, "bad", f"Attempt {number} failed", detail))
-    recorded_attempts = {attempt["attempt"] for attempt in job["attempts"]}
-    if job["firedAt"] and job["attemptNumber"] not in recorded_attempts:
-        steps.append(
-            _start_step(job, job["attemptNumber"], job["firedAt"], job["nodeId"], previous_end, node_names)
-        )  # fmt: skip
-    final_steps = {"completed": ("ok", "Completed"), "failed": ("bad", "Dead: no attempts left"),
-                   "cancelled": ("skip", "Cancelled"), "skipped": ("missed", f"Skipped: {job['reason']}")}  # fmt: skip
-    if job["status"] in final_steps and job["completedAt"]:
-        steps.append(_step(job["completedAt"], *final_steps[job["status"]], ""))
-    elif job["status"] == "pending":
-        hold = f"held: {HOLD_REASONS.get(job['hold'], job['hold'])}" if job["hold"] else ""
-        steps.append(_step(job["runAt"], "retry" if recorded_attempts else "wait", "Scheduled", hold))
-    return steps
-
-
-def _start_step(
-    job: dict[str, Any], number: int, at: str, node: str | None, previous_end: str | None, node_names: dict[str, str]
-) -> dict[str, Any]:  # fmt: skip
-    """Return the start of an attempt: its node, and the start lag or the time since the previous attempt."""
-    details = [f"on {node_names.get(node, node)}"] if node else []
-    if previous_end is not None:
-        delay = (to_datetime(_with_utc_suffix(at)) - to_datetime(_with_utc_suffix(previous_end))).total_seconds()
-        rounded = round(delay) if delay >= 10 else max(0.0, round(delay, 1))
-        details.append(f"{format_seconds(rounded)} after the previous attempt")
-    elif number == job["attemptNumber"] == 1 and job["status"] != "pending":
-        details.append(f"lag {format_lag(job)}")
-    return _step(at, "run", f"Attempt {number} started", ", ".join(details))
-
-
-def _with_utc_suffix(at: str) -> str:
-    return at.replace("+00:00", "Z")
-
-
-def _step(at: str, style: str, title: str, detail: str) -> dict[str, Any]:
-    return {"at": _with_utc_suffix(at), "style": style, "title": title, "detail": detail}

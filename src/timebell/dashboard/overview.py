@@ -9,7 +9,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.alarm import Alarm
+from timebell.api.schemas import format_utc
 from timebell.api.streams import EventStream
+from timebell.dashboard.headline import Headline, build_headline
 from timebell.dashboard.overview_data import Tiles
 from timebell.dashboard.pages import Notice, pages_of
 from timebell.dashboard.rendering import TimeFormatter, render_template
@@ -35,15 +37,18 @@ async def overview(view: CurrentView, days: str = "") -> Response:
     """Show the tiles, items that need attention, and the runs of the next day or (`days=7`) week."""
     cache = view.overview_cache
     tiles = await cache.tiles(view.caller.tenant_id)
-    nodes = await view.get("/nodes")
     shows_week = days == "7"
     timelines = await cache.week(view.caller.tenant_id) if shows_week else tiles.upcoming.timelines
     return view.render(
-        "overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None),
-        shows_week=shows_week, timelines=timelines, ticks=axis_ticks(view, shows_week),
-        notices=_notices(view, tiles), missed_ids={item.id for item in tiles.signals.missed},
+        "overview", tiles=tiles, headline=_headline(view, tiles), shows_week=shows_week, timelines=timelines,
+        ticks=axis_ticks(view, shows_week), notices=_notices(view, tiles),
+        missed_ids={item.id for item in tiles.signals.missed},
         failing_topics={item.name for item in tiles.signals.dead_lately},
     )  # fmt: skip
+
+
+def _headline(view: View, tiles: Tiles) -> Headline:
+    return build_headline(tiles, view.app.clock.now(), view.app.settings.scheduler_lease)
 
 
 def _notices(view: View, tiles: Tiles) -> list[Notice]:
@@ -55,6 +60,14 @@ def _notices(view: View, tiles: Tiles) -> list[Notice]:
         if feature in pages and (describe := pages[feature].describe_attention) is not None
         for item in status.attention
     ]
+
+
+@routes.get("/ui/upcoming")
+async def upcoming(view: CurrentView, hours: int = 24) -> Response:
+    """List what runs within the next hour, day or week, by time and name."""
+    hours = hours if hours in (1, 24, 168) else 24
+    report = await view.get("/forecast/upcoming", to=format_utc(view.now + timedelta(hours=hours)), limit=500)
+    return view.render("upcoming", report=report, hours=hours)
 
 
 @routes.get("/ui/runs")
@@ -106,12 +119,14 @@ async def _stream_tiles(request: Request, view: View) -> AsyncGenerator[bytes, N
 async def _tiles_event(request: Request, view: View) -> bytes:
     """Return the tiles as a server-sent event with HTML; rendered once for all viewers of a tenant."""
     tiles = await view.overview_cache.tiles(view.caller.tenant_id)
-    events: dict[str, tuple[Tiles, bytes]] = request.app.state.tiles_events
+    headline = _headline(view, tiles)
+    events: dict[str, tuple[Tiles, Headline, bytes]] = request.app.state.tiles_events
     cached = events.get(view.caller.tenant_id)
-    if cached is None or cached[0] is not tiles:
-        html = render_template(request, "partials/tiles", view, {"tiles": tiles}).replace("\n", " ")
-        cached = events[view.caller.tenant_id] = (tiles, f"data: {html}\n\n".encode())
-    return cached[1]
+    if cached is None or cached[0] is not tiles or cached[1] != headline:
+        html = render_template(request, "partials/status", view, {"tiles": tiles, "headline": headline})
+        html = html.replace("\n", " ")
+        cached = events[view.caller.tenant_id] = (tiles, headline, f"data: {html}\n\n".encode())
+    return cached[2]
 
 
 def axis_ticks(view: View, shows_week: bool) -> list[datetime]:
@@ -125,16 +140,3 @@ def axis_ticks(view: View, shows_week: bool) -> list[datetime]:
         .replace(hour=0, minute=0, second=0, microsecond=0)
     )
     return [today + timedelta(days=day) for day in range(1, 8)]
-
-
-def headline(tiles: Tiles, has_leader: bool) -> str:
-    """Return the title of the overview: whether jobs run on time, and how many items need attention."""
-    count = tiles.attention_count + (not has_leader)
-    attention = "1 item needs attention" if count == 1 else f"{count} items need attention"
-    if tiles.signals.stopped:
-        return "Everything is paused"
-    if not has_leader:
-        return "No leader: schedules create no new jobs"
-    if tiles.signals.overdue:
-        return f"Running late, {attention}"
-    return "Running on time" if not count else f"Running on time, {attention}"

@@ -15,7 +15,9 @@ from itertools import islice
 from typing import Any
 
 from timebell.app import Timebell
+from timebell.errors import StoreUnreachable
 from timebell.feature import Feature
+from timebell.model.attempts import first_start
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.audit import overview as rows
@@ -29,7 +31,8 @@ LATE_COMMIT_MARGIN = timedelta(seconds=10)  # a finished job is assumed to be co
 OVERDUE_AFTER_SECONDS = 60.0  # a schedule that is late by more needs attention
 UPCOMING_PERIOD, WEEK, MAX_TIMELINES, MAX_SCHEDULES = timedelta(hours=24), timedelta(days=7), 8, 200
 DENSE_FIRES = 48  # a timeline with this many runs is drawn as a bar, because dots would overlap
-MAX_FIRES = 2_000
+MAX_FIRES = 12_000
+RECENT = timedelta(minutes=15)
 LAG_SAMPLE_SIZE = 1_000  # newest runs that the start lag is computed from
 HISTORY_HOURS = 48
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -49,10 +52,12 @@ class Upcoming:
     """Upcoming runs of a tenant.
 
     `burst` is the minute with the most runs within the next hour, and their number. `next_hour_histogram` counts runs
-    in spans of two minutes. `is_complete` is false if counting stopped at a limit.
+    in spans of two minutes. `is_complete` is false if counting stopped at a limit. `timelines` has the soonest
+    schedules, those that run less than DENSE_FIRES times first; `hidden` is the number of the others.
     """
 
     timelines: list[ScheduleTimeline]
+    hidden: int
     next_hour_count: int
     is_complete: bool
     burst: tuple[datetime, int] | None
@@ -65,12 +70,18 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Figures of the overview tiles, of the last hour. Lags are seconds; None: nothing ran. `rate` is per minute."""
+    """Figures of the overview tiles, of the last hour. Lags are seconds; None: nothing ran. `rate` is per minute.
+
+    `recent_p99_lag` is that of the runs finished within RECENT. `is_stale`: the database has not answered since
+    `read_at`.
+    """
 
     signals: TenantStatus
     upcoming: Upcoming
+    read_at: datetime
     median_lag: float | None
     p99_lag: float | None
+    recent_p99_lag: float | None
     rate: int
     ran: int
     failed: int
@@ -78,6 +89,7 @@ class Tiles:
     worst_failed: int
     lags: list[float]
     rates: list[float]
+    is_stale: bool = False
 
     @property
     def missed(self) -> int:
@@ -108,7 +120,10 @@ class Tiles:
         """Number of items that need attention."""
         s = self.signals
         of_features = (status.attention for status in s.of_features.values())
-        lists = (s.missed, s.overdue, s.errored, s.disabled, s.dead_lately, s.quota, *of_features)
+        lists: tuple[Sequence[object], ...] = (
+            s.missed, s.overdue, s.errored, s.disabled, s.dead_lately, s.quota, s.unhandled, s.late_queues,
+            s.never_firing, *of_features,
+        )  # fmt: skip
         return sum(map(len, lists)) + bool(s.backlog_jobs) + s.stopped
 
 
@@ -123,7 +138,18 @@ class OverviewCache:
         self._recent_runs: dict[str, tuple[list[Any], float]] = {}  # newest first; time of the last full read
 
     async def tiles(self, tenant_id: str) -> Tiles:
-        """Return the tiles, at most a second old."""
+        """Return the tiles, at most a second old; older ones, marked as stale, while the database does not answer."""
+        try:
+            return await self._current_tiles(tenant_id)
+        except StoreUnreachable:
+            entry = self._entries.get(("tiles", tenant_id))
+            if entry is None:
+                raise
+            stale: Tiles = entry[0] if entry[0].is_stale else replace(entry[0], is_stale=True)
+            self._entries["tiles", tenant_id] = (stale, entry[1])
+            return stale
+
+    async def _current_tiles(self, tenant_id: str) -> Tiles:
         upcoming_fires = await self.upcoming(tenant_id)
 
         async def load() -> Tiles:
@@ -243,12 +269,20 @@ def _build_upcoming(schedules: Sequence[Schedule], due: int, now: datetime) -> U
             if (len(fires) >= DENSE_FIRES and at >= now + timedelta(hours=1)) or remaining < 0:
                 break
         is_complete &= remaining >= 0
-        if fires and len(timelines) < MAX_TIMELINES:
+        if fires:
             timelines.append(ScheduleTimeline(schedule, fires, len(fires) >= DENSE_FIRES))
         if remaining < 0:
             break
     burst = max(fires_by_minute.items(), key=lambda item: item[1], default=None)
-    return Upcoming(timelines, next_hour_count, is_complete, burst, _fires_per_two_minutes(fires_by_minute, now))
+    shown = sorted(timelines, key=lambda timeline: timeline.is_dense)[:MAX_TIMELINES]  # stable: soonest first
+    return Upcoming(
+        shown,
+        len(timelines) - len(shown),
+        next_hour_count,
+        is_complete,
+        burst,
+        _fires_per_two_minutes(fires_by_minute, now),
+    )
 
 
 def _fires_per_two_minutes(fires_by_minute: Counter[datetime], now: datetime) -> list[float]:
@@ -269,7 +303,8 @@ def _finished_runs(signals: TenantStatus) -> list[Any]:
 
 def _build_tiles(signals: TenantStatus, upcoming_fires: Upcoming, now: datetime) -> Tiles:
     runs = _finished_runs(signals)
-    lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in runs[:LAG_SAMPLE_SIZE]]
+    lags = [_lag_seconds(row) for row in runs[:LAG_SAMPLE_SIZE]]
+    recent_lags = sorted(lags[: bisect_right(runs, RECENT, key=lambda row: now - row.finished_at)])
     rate = bisect_right(runs, MINUTE, key=lambda row: now - row.finished_at)  # newest first
     if runs and rate == len(runs) >= rows.MAX_FINISHED_ROWS:  # truncated within the minute: extrapolate
         rate = round(60 * len(runs) / max(0.001, (now - runs[-1].finished_at).total_seconds()))
@@ -277,9 +312,15 @@ def _build_tiles(signals: TenantStatus, upcoming_fires: Upcoming, now: datetime)
     worst = next(iter(failed.most_common(1)), None)
     ordered = sorted(lags)
     return Tiles(
-        signals, upcoming_fires, _quantile(ordered, 0.5), _quantile(ordered, 0.99), rate, len(runs), failed.total(),
-        worst[0] if worst else None, worst[1] if worst else 0, _part_means(lags, 28), _runs_per_two_minutes(runs, now),
+        signals, upcoming_fires, now, _quantile(ordered, 0.5), _quantile(ordered, 0.99), _quantile(recent_lags, 0.99),
+        rate, len(runs), failed.total(), worst[0] if worst else None, worst[1] if worst else 0,
+        _part_means(lags, 28), _runs_per_two_minutes(runs, now),
     )  # fmt: skip
+
+
+def _lag_seconds(row: Any) -> float:
+    due_at, started_at = first_start(row.run_at, row.started_at, row.first_record)
+    return max(0.0, (started_at - due_at).total_seconds())
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:

@@ -65,7 +65,8 @@ DONE_MESSAGES = {
     "user-deleted": "User deleted.",
     "deleted": "Deleted. The history is kept.", "backfilled": "Backfill started.", "retried": "Retry scheduled.",
     "edited": "Retry created with the edited payload.", "cancelled": "Cancelled.", "replaying": "Retry started.",
-    "discarding": "Discard started.", "stopped": "Stopped. Completed steps are not undone.",
+    "discarding": "Discard started.", "cancelling": "Cancellation started.",
+    "stopped": "Stopped. Completed steps are not undone.",
     "draining": "Draining. The node stops after its running jobs.",
     "several-pause": "Paused. Nothing runs until resumed.", "several-resume": "Resumed.",
     "several-delete": "Deleted. The history is kept.", "several-retry": "Retries scheduled.",
@@ -247,10 +248,13 @@ def target_label(target: Mapping[str, Any] | None) -> str:
     )
 
 
-def format_lag(job: Mapping[str, Any]) -> str:
-    """Format the time from due to started."""
-    due, fired = job.get("runAt") or job.get("scheduledAt"), job.get("firedAt")
-    return "–" if due is None or fired is None else format_milliseconds(to_datetime(fired) - to_datetime(due))
+def format_lag(lag_ms: float | None) -> str:
+    """Format the milliseconds from the due time to the first start: `0.8 ms`, `840 ms`, `44.4 s`, `10 min 32 s`."""
+    if lag_ms is None:
+        return "–"
+    if lag_ms < 10_000:
+        return format_milliseconds(timedelta(milliseconds=lag_ms))
+    return f"{lag_ms / 1000:.1f} s" if lag_ms < 90_000 else format_seconds(round(lag_ms / 1000))
 
 
 def format_duration(duration_ms: int | None) -> str:

@@ -135,8 +135,10 @@ async def _build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
     if response.is_error:
         return {"problem": response.body}
     result = response.body
+    warnings = result["warnings"] if form.get("topic", "").strip() else []
     return {
-        "problem": None, "description": result["description"], "runs": result["next"], "notes": result["notes"],
+        "problem": None, "description": result["description"], "runs": result["next"],
+        "notes": [*warnings, *result["notes"]],
         "timezone": result["schedule"]["timezone"],
     }  # fmt: skip
 

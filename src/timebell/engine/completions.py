@@ -46,10 +46,11 @@ class Completions:
             completion = decide.complete_after_failure(
                 attempt.id, attempt.number, attempt.attempts_used,
                 self.node.retry_policy_for(attempt, decode(attempt.retry)), now,
-                outcome.code or "FAILED", outcome.error or "The delivery failed.", retryable=outcome.retryable,
-                retry_after=outcome.retry_after, uses_attempt=outcome.uses_attempt,
+                outcome.code or "FAILED", self.node.mask(outcome.error or "The delivery failed."),
+                retryable=outcome.retryable, retry_after=outcome.retry_after, uses_attempt=outcome.uses_attempt,
             )  # fmt: skip
             completion.result = result
+            completion.traceback = None if outcome.traceback is None else self.node.mask(outcome.traceback)
         completion.delivery_record = outcome.record
         return completion
 
@@ -57,10 +58,12 @@ class Completions:
         """Build the final completion of a handler that returned `result`."""
         return self.finalize(attempt, self.from_outcome(attempt, Outcome.ok(result)))
 
-    def postponed(self, attempt: Attempt, at: datetime) -> Completion:
+    def postponed(self, attempt: Attempt, at: datetime, reason: str) -> Completion:
         """Build a completion that returns the job to pending without using up an attempt."""
         now = self.node.clock.now()
-        return Completion(attempt.id, attempt.number, JobState.PENDING, now, run_at=at, uses_attempt=False)
+        return Completion(
+            attempt.id, attempt.number, JobState.PENDING, now, run_at=at, reason=reason, uses_attempt=False
+        )
 
     def finalize(self, attempt: Attempt, completion: Completion) -> Completion:
         """Fill in the fields of a completion that come from its attempt and its schedule."""

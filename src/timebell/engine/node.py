@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +40,8 @@ class NodeOptions:
     drain: float = 30.0
     retention: float = 30 * 86_400.0
     name: str = "node"
+    url: str = "http://127.0.0.1:8700"
+    """The address of the dashboard, for links in alerts."""
 
 
 class CachedRevision(NamedTuple):
@@ -74,6 +76,8 @@ class Node:
     alert_channels: Channels = field(default_factory=Channels)
     audit_destinations: Mapping[str, AuditDestination] = field(default_factory=dict)
     """Where the audit log is delivered to, by name."""
+    mask: Callable[[str], str] = str
+    """Replaces secrets in errors and tracebacks before they are stored."""
     arrivals: ArrivalHub | None = None
     """Publishes started jobs to `Timebell.arrivals`."""
     limited_tenants: frozenset[str] = frozenset()

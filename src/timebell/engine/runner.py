@@ -93,7 +93,9 @@ class Runner:
             case Outcome():
                 return self.completions.from_outcome(attempt, result)
             case Snooze():
-                return self.completions.postponed(attempt, now + timedelta(seconds=result.delay))
+                return self.completions.postponed(
+                    attempt, now + timedelta(seconds=result.delay), "The handler snoozed the job."
+                )
             case Cancel():
                 return Completion(attempt.id, attempt.number, JobState.CANCELLED, now, reason=result.reason or None)
         running.transition(AttemptEvent.CANCEL)
@@ -101,7 +103,7 @@ class Runner:
             case AttemptState.STOPPING:
                 return decide.complete_superseded(attempt.id, attempt.number, now)
             case AttemptState.DRAINING:
-                return self.completions.postponed(attempt, now)
+                return self.completions.postponed(attempt, now, "The node stopped during the attempt.")
             case AttemptState.CANCELLED:
                 if self.node.stopping:
                     raise result

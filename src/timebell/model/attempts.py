@@ -1,7 +1,14 @@
-"""The attempt records of a job: one per attempt that failed or was delivered to a target outside Python."""
+"""The attempt records of a job: one per attempt that failed, was postponed or was delivered outside Python.
+
+The first record has the original due time of the job (`due`), which retries move in the row. A record of an attempt
+that another one follows has the reason (`code`, `error`) and end (`retryAt`) of the wait; a manual retry adds
+`retriedAt` and `retriedBy`.
+"""
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import Any
 
 from timebell.errors import InvalidPayload
@@ -9,23 +16,50 @@ from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode, encode, sanitize_text
 
 MAX_RECORDED_ATTEMPTS = 20
+MAX_TRACEBACK_LENGTH = 10_000
 MAX_RECORD_BYTES = MAX_RECORDED_ATTEMPTS * 16_384
+
+FIRST_RECORD_PREFIX_LENGTH = 200
+"""Characters of the stored records that contain the due time and the start of the first one."""
+_FIRST_RECORD = re.compile(r'\[\{"attempt":\d+,"due":"([^"]+)","startedAt":"([^"]+)"')
 
 AttemptRecord = dict[str, Any]
 
 
+def first_start(run_at: datetime, started_at: datetime, errors_prefix: str | None) -> tuple[datetime, datetime]:
+    """Return the original due time and the first start of a job.
+
+    `errors_prefix` has the first FIRST_RECORD_PREFIX_LENGTH characters of its stored records, if it has any.
+    """
+    match = _FIRST_RECORD.match(errors_prefix) if errors_prefix else None
+    if match is None:
+        return run_at, started_at
+    return datetime.fromisoformat(match[1]), datetime.fromisoformat(match[2])
+
+
 def encode_recent(records: list[AttemptRecord]) -> str:
-    """Encode the newest records as JSON; above MAX_RECORD_BYTES, only the newest one keeps its response.
+    """Encode the first and the newest records as JSON; above MAX_RECORD_BYTES, only the newest one keeps its details.
 
     At most MAX_RECORDED_ATTEMPTS are encoded. Raises InvalidPayload if the result is still too large.
     """
-    records = records[-MAX_RECORDED_ATTEMPTS:]
+    if len(records) > MAX_RECORDED_ATTEMPTS:
+        records = [records[0], *records[1 - MAX_RECORDED_ATTEMPTS :]]
     try:
         return encode(records, "attempts", limit=MAX_RECORD_BYTES)
     except InvalidPayload:
         for record in records[:-1]:
             record.pop("response", None)
+            record.pop("traceback", None)
         return encode(records, "attempts", limit=MAX_RECORD_BYTES)
+
+
+def mark_retried(errors: str | None, at: datetime, actor: str | None) -> str | None:
+    """Record a manual retry in the newest attempt record."""
+    records: list[AttemptRecord] = decode(errors) or []
+    if not records:
+        return errors
+    records[-1] |= {"retriedAt": at.isoformat()} | ({} if actor is None else {"retriedBy": actor})
+    return encode_recent(records)
 
 
 def merge_delivery(records: list[AttemptRecord], delivery: AttemptRecord) -> list[AttemptRecord]:
@@ -68,29 +102,41 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
         or completion.error is not None
         or completion.delivery_record is not None
         or completion.progress is not None
+        or completion.state is JobState.PENDING
     ):
-        line = {
-            "attempt": completion.attempt, "startedAt": attempt.started_at.isoformat(),
-            "endedAt": completion.at.isoformat(),
-            "node": node_id, "code": completion.code, "error": completion.error and completion.error[:1000],
-            **(completion.delivery_record or {}),
-        }  # fmt: skip
-        if attempt.target_used is not None:
-            line["target"] = attempt.target_used
-        if attempt.verdict is not None:
-            line["condition"] = attempt.verdict
-        if attempt.source_read is not None:
-            line["source"] = attempt.source_read
-        if completion.progress is not None:
-            line["progress"] = completion.progress
-            if completion.error is None:
-                line |= {"code": "POSTPONED", "error": "The attempt was postponed; its progress is stored."}
+        line = _attempt_record(attempt, completion, node_id)
         if lines and lines[-1].get("attempt") == completion.attempt:  # merge the report with its dispatch
             line = {**lines.pop(), **line}
         completion.errors = encode_recent([*lines, line])
     elif lines and completion.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):
         completion.errors = encode_recent(lines)
     return completion
+
+
+def _attempt_record(attempt: Attempt, completion: Completion, node_id: str) -> AttemptRecord:
+    record = {
+        "attempt": completion.attempt, "due": attempt.run_at.isoformat(),
+        "startedAt": attempt.started_at.isoformat(),
+        "endedAt": completion.at.isoformat(),
+        "node": node_id, "code": completion.code, "error": completion.error and completion.error[:1000],
+        **(completion.delivery_record or {}),
+    }  # fmt: skip
+    if attempt.target_used is not None:
+        record["target"] = attempt.target_used
+    if attempt.verdict is not None:
+        record["condition"] = attempt.verdict
+    if attempt.source_read is not None:
+        record["source"] = attempt.source_read
+    if completion.traceback is not None:
+        record["traceback"] = sanitize_text(completion.traceback, MAX_TRACEBACK_LENGTH)
+    if completion.progress is not None:
+        record["progress"] = completion.progress
+    if completion.state is JobState.PENDING:
+        if completion.error is None:
+            record |= {"code": "POSTPONED", "error": completion.reason or "The attempt was postponed."}
+        if completion.run_at is not None:
+            record["retryAt"] = completion.run_at.isoformat()
+    return record
 
 
 def _without_progress(line: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -141,6 +141,24 @@ class Job:
     def status(self) -> JobState:
         """An alias of `state`, named as in the filters."""
         return self.state
+
+    @property
+    def due_at(self) -> datetime:
+        """The original due time. Retries move `run_at`, not this."""
+        due = self.attempts[0].get("due") if self.attempts else None
+        return self.run_at if due is None else datetime.fromisoformat(due)
+
+    @property
+    def first_started_at(self) -> datetime | None:
+        """The start of the first attempt."""
+        started = self.attempts[0].get("startedAt") if self.attempts else None
+        return self.started_at if started is None else datetime.fromisoformat(started)
+
+    @property
+    def lag(self) -> timedelta | None:
+        """The time from the due time to the first start; None if the job has not started."""
+        started = self.first_started_at
+        return None if started is None else max(started - self.due_at, timedelta())
 
     @property
     def correlation_id(self) -> str | None:
@@ -318,3 +336,5 @@ class Completion:
     """JSON progress of the attempt, available to the next attempt."""
     delivery_record: dict[str, Any] | None = None
     """The attempt record of a delivery to a target outside Python."""
+    traceback: str | None = None
+    """The masked traceback of a failed handler."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -53,6 +54,11 @@ class Routes:
         if route in self.exact or (self.all_topics and not route.startswith("@")):
             return True
         return any(route.startswith(prefix) for prefix in self.prefixes)
+
+    def nearest(self, topic: str) -> str | None:
+        """Return the most similar topic that is handled here: one of the two may be misspelled."""
+        topics = [route for route in self.exact if not route.startswith("@")]
+        return next(iter(get_close_matches(topic, topics, 1)), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the routes as JSON."""

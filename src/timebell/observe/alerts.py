@@ -20,6 +20,11 @@ log = logging.getLogger("timebell.alerts")
 
 MAX_MESSAGES, WINDOW_SECONDS = 10, 600.0
 """At most MAX_MESSAGES messages in WINDOW_SECONDS seconds. Excess messages are sent later if they still apply."""
+MAX_SEPARATE_MESSAGES = 3
+"""More messages at once are combined into one, of at most MAX_DIGEST_LINES lines."""
+MAX_DIGEST_LINES = 30
+UPDATE_INTERVAL_SECONDS = 900.0
+"""Seconds after which a problem with more events is sent again."""
 REMINDER_INTERVAL_SECONDS = 4 * 3600.0
 """Seconds after which a reminder of an ongoing problem is sent."""
 SEND_TIMEOUT_SECONDS = 20.0
@@ -43,12 +48,14 @@ class Message:
 class AlertTracker:
     """Decide which messages to send about current problems.
 
-    Each problem is sent once, again every REMINDER_INTERVAL_SECONDS while it lasts, and once when it is resolved. The
-    rate limit delays messages, so a flapping problem is eventually reported in its current state.
+    Each problem is sent once, again every REMINDER_INTERVAL_SECONDS while it lasts, after UPDATE_INTERVAL_SECONDS if
+    there were more events, and once when it is resolved. The rate limit delays messages, so a flapping problem is
+    eventually reported in its current state. Many messages at once become one.
     """
 
     def __init__(self) -> None:
         self._alerted: dict[str, tuple[str, float]] = {}
+        self._events: dict[str, int] = {}
         self._sent_at: deque[float] = deque()
 
     @property
@@ -62,25 +69,41 @@ class AlertTracker:
 
     def due_messages(self, problems: Iterable[Problem], now: float) -> list[Message]:
         """Return the messages to send now and mark them as sent. `now` is monotonic time in seconds."""
-        active = {problem.code: problem.text for problem in problems}
+        active = {problem.code: problem for problem in problems}
         while self._sent_at and now - self._sent_at[0] >= WINDOW_SECONDS:
             self._sent_at.popleft()
-        wanted = [
-            Message(code, text)
-            for code, text in active.items()
-            if code not in self._alerted or now - self._alerted[code][1] >= REMINDER_INTERVAL_SECONDS
-        ]
+        wanted = [Message(code, problem.text) for code, problem in active.items() if self._is_due(problem, now)]
         wanted += [
             Message(code, f"Resolved: {text}", True) for code, (text, _) in self._alerted.items() if code not in active
         ]
-        due = wanted[: MAX_MESSAGES - len(self._sent_at)]
+        available = MAX_MESSAGES - len(self._sent_at)
+        due = wanted if available > 0 and len(wanted) > MAX_SEPARATE_MESSAGES else wanted[: max(available, 0)]
         for message in due:
-            self._sent_at.append(now)
             if message.resolved:
                 del self._alerted[message.code]
+                self._events.pop(message.code, None)
             else:
                 self._alerted[message.code] = message.text, now
-        return due
+                self._events[message.code] = active[message.code].events
+        messages = due if len(due) <= MAX_SEPARATE_MESSAGES else [_digest(due)]
+        self._sent_at.extend(now for _ in messages)
+        return messages
+
+    def _is_due(self, problem: Problem, now: float) -> bool:
+        if problem.code not in self._alerted:
+            return True
+        has_more_events = problem.events > self._events.get(problem.code, problem.events)
+        interval = UPDATE_INTERVAL_SECONDS if has_more_events else REMINDER_INTERVAL_SECONDS
+        return now - self._alerted[problem.code][1] >= interval
+
+
+def _digest(messages: list[Message]) -> Message:
+    """Combine messages into one; it is resolved if all of them are."""
+    lines = [f"{message.code}: {message.text}" for message in messages[:MAX_DIGEST_LINES]]
+    if len(messages) > MAX_DIGEST_LINES:
+        lines.append(f"and {len(messages) - MAX_DIGEST_LINES} more")
+    resolved = all(message.resolved for message in messages)
+    return Message(f"{len(messages)} PROBLEMS", "\n".join(lines), resolved)
 
 
 class Channels:

@@ -105,6 +105,12 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_dead_letters": MetricDefinition(
         "gauge", (), "Permanently failed jobs that were neither retried nor discarded."
     ),
+    "timebell_dead_letters_last_hour": MetricDefinition(
+        "gauge", (), "Jobs that failed permanently within an hour and were neither retried nor discarded."
+    ),
+    "timebell_missed_last_hour": MetricDefinition(
+        "gauge", (), "Occurrences of all nodes that were missed or expired within an hour."
+    ),
     "timebell_targets_disabled": MetricDefinition(
         "gauge", (), "Targets disabled because their receiver is gone (410); their jobs fail."
     ),
@@ -211,6 +217,8 @@ class Snapshot:
         yield _gauge("timebell_evaluation_lag_seconds", gauges.evaluation_lag)
         yield _gauge("timebell_unhandled_jobs", gauges.unhandled)
         yield _gauge("timebell_dead_letters", gauges.dead_letters)
+        yield _gauge("timebell_dead_letters_last_hour", gauges.failed_last_hour)
+        yield _gauge("timebell_missed_last_hour", gauges.missed_last_hour)
         yield _gauge("timebell_targets_disabled", gauges.disabled_targets)
         if not self.labeled:
             yield _gauge("timebell_schedule_overdue", len(gauges.overdue))

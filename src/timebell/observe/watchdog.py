@@ -27,10 +27,11 @@ MAX_COUNTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem that requires an operator. Its code is stable for as long as it lasts."""
+    """Problem that requires an operator. Its code is stable for as long as it lasts; `events` may increase."""
 
     code: str
     text: str
+    events: int = 1
 
 
 @dataclass(frozen=True, slots=True)

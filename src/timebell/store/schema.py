@@ -165,6 +165,7 @@ _DISPATCHED = text("state = 'dispatched'")
 _HAS_SCHEDULE = text("schedule_id IS NOT NULL")
 _HAS_OWNER = text("owner_id IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
+_MISSED = text("state = 'skipped' AND reason IN ('missed', 'expired')")
 _CLAIMABLE_SHARED = text("state = 'pending' AND hold IS NULL AND shared")
 _HELD_FOR_GROUP = text("hold = 'group'")
 _HELD_FOR_TENANT = text("hold = 'tenant'")
@@ -281,6 +282,8 @@ finished = Table(
     # A row may represent a range of this many skipped occurrences, the last of them at skipped_to.
     Column("skipped_count", BigInteger, nullable=False, server_default="1"),
     Column("skipped_to", Instant),
+    # Of a failed job: jobs with the same normalized error message have the same group.
+    Column("error_group", String(16)),
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
     Index(
@@ -297,6 +300,8 @@ finished = Table(
     Index("timebell_finished_topic", "tenant_id", "topic", "id"),
     # Dead letters: jobs that failed permanently and were not discarded.
     Index("timebell_finished_dead", "tenant_id", "finished_at", "id", postgresql_where=_DEAD, sqlite_where=_DEAD),
+    # Missed occurrences, for alerts and metrics.
+    Index("timebell_finished_missed", "finished_at", postgresql_where=_MISSED, sqlite_where=_MISSED),
 )
 
 calendars = Table(

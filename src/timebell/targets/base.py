@@ -106,6 +106,8 @@ class Outcome:
     """False for a failure that does not count against the retry budget, such as an outage of a shared broker."""
     record: dict[str, Any] | None = field(default=None, compare=False)
     """Details for the job's delivery record: `to` (a host), `status`, `response` (text)."""
+    traceback: str | None = field(default=None, repr=False, compare=False)
+    """Of the exception of a Python handler; it may contain secrets until the engine has masked them."""
     receiver_gone: bool = False
     """The receiver has permanently gone; a named target is disabled."""
     sent_request: Any = field(default=None, repr=False, compare=False)

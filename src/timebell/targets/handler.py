@@ -25,6 +25,7 @@ from timebell.model.routes import Routes
 from timebell.targets import payloads
 from timebell.targets.base import CompletionHandle, Delivery, Outcome, TransactionBlock
 from timebell.targets.event_loop_watch import WatchedCoroutine
+from timebell.targets.exceptions import failed_outcome
 from timebell.targets.payloads import PayloadType
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ class Handlers:
             return Outcome.ok(results[0] if results else None)
         if isinstance(first_error, Snooze | Cancel):
             raise first_error
-        return Outcome.failed(type(first_error).__name__, _describe_exception(first_error))
+        return failed_outcome(first_error)
 
     def _start_call(self, handler: Handler, event: Arrived) -> Awaitable[Any]:
         is_direct = handler.is_async and not self._middleware  # called directly, without an intermediate coroutine
@@ -331,7 +332,7 @@ async def call_outcome(call: Awaitable[Any]) -> Outcome:
     except (Snooze, Cancel):
         raise
     except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
-        return Outcome.failed(type(exc).__name__, _describe_exception(exc))
+        return failed_outcome(exc)
 
 
 def _accepts_event(function: Callable[..., Any]) -> bool:
@@ -405,15 +406,3 @@ def _call_sync(function: HandlerFunction, event: Arrived) -> Any:
         return function(event)
     except StopIteration as stop:
         raise RuntimeError("StopIteration: next() found nothing") from stop
-
-
-def _describe_exception(exc: BaseException) -> str:
-    """Format an exception as one line to be stored: type, message and location."""
-    location = ""
-    trace = exc.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is not None:
-        code = trace.tb_frame.f_code
-        location = f" ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name})"
-    return f"{type(exc).__name__}: {exc}"[:2000].replace("\x00", "") + location

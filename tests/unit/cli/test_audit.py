@@ -59,6 +59,8 @@ def test_difference_is_listed_and_sets_the_exit_code(cli: Any, sqlite_url: str) 
     explained = cli("why", "minutely", instants[4], "--database", sqlite_url)
     assert (explained.code, explained.err) == (0, "")
     assert "It was skipped (missed)" in explained.out
+    local = cli("why", "minutely", instants[4].removesuffix("Z").replace("+00:00", ""), "--database", sqlite_url)
+    assert local.out == explained.out  # the zone of the schedule is UTC
 
 
 def test_missing_database_schedule_or_record_sets_the_exit_code(cli: Any, sqlite_url: str) -> None:

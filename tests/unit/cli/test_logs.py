@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from timebell.cli.logs import MAX_LINE_BYTES, JsonLines, TextLines
-from timebell.cli.masking import Mask
+from timebell.masking import Mask
 from timebell.settings import load
 
 HOSTILE_TEXT = "a\r\n2027 ERROR forged \x1b[31mred\x1b[0m \x9b2J \u202egnp.exe \u2066x\u2069 \u2028 \u061c \x00 end"

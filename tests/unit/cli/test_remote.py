@@ -150,6 +150,25 @@ def test_files_are_applied_compared_and_pruned(remote: Cli, tmp_path: Path) -> N
     assert {one["name"] for one in as_json(remote("schedule", "list", "-o", "json"))} == names, "nothing was written"
 
 
+def test_upcoming_lists_each_schedule_with_its_number_of_runs(remote: Cli) -> None:
+    for name, cron in (("hourly-report", "0 * * * *"), ("night-report", "0 3 * * *")):
+        assert remote("schedule", "create", name, "--cron", cron, "--timezone", "UTC", "--topic", "t").code == 0
+    listed = {row["name"]: row["runs"] for row in as_json(remote("upcoming", "-o", "json"))}
+    assert (listed["hourly-report"], listed["night-report"]) == (24, 1)
+    assert "hourly-report" in remote("upcoming", "--hours", "1").out
+
+
+def test_why_explains_jobs_and_local_times_over_http(remote: Cli) -> None:
+    created = as_json(remote("job", "create", "order.paid", "--at", "2040-01-01T00:00:00Z", "-o", "json"))
+    explained = remote("why", created["id"])
+    assert "Created" in explained.out
+    assert remote("why", "no-id").code == 2
+    schedule = ("--cron", "0 9 * * *", "--timezone", "Asia/Seoul", "--topic", "t")
+    assert remote("schedule", "create", "seoul-report", *schedule).code == 0
+    local, utc = (remote("why", "seoul-report", at) for at in ("2039-01-01T09:00", "2039-01-01T00:00:00Z"))
+    assert (local.code, local.out) == (0, utc.out)
+
+
 def test_calendar_lists_fires_of_all_schedules_and_exports_icalendar(remote: Cli) -> None:
     remote("schedule", "create", "hourly", "--topic", "t.t", "--cron", "0 * * * *", "--tz", "Asia/Seoul")
     fires = as_json(remote("calendar", "--days", 1, "--topic", "t.t", "-o", "json"))

@@ -20,6 +20,7 @@ from timebell import Timebell
 from timebell.cli import serve
 from timebell.clock import system_now
 from timebell.model.job import Job
+from timebell_fcm_emulator import FakeFcm
 
 from .conftest import Start
 from .process import ROOT, until
@@ -128,7 +129,28 @@ def test_retries_and_failures_are_printed(start: Start, tmp_path: Path) -> None:
     schedule(f"sqlite:///{tmp_path}/timebell.db", "bad.work")
     process.wait_for(r"bad\.work +\d.* failed: ValueError: as expected \(my\.py:\d+ in bad\)")
     process.wait_for(r"bad\.work \(attempt 2\) .* failed: ValueError")
+    process.wait_for(r"^    Traceback \(most recent call last\)", times=2)
+    process.wait_for(r'^ +File ".*my\.py", line \d+, in bad')
+    assert not [line for line in process.out.read_text().splitlines() if "targets/handler.py" in line]
+    schedule(f"sqlite:///{tmp_path}/timebell.db", "bad.wrk")
+    process.wait_for(r"no live node handles their topic: bad\.wrk \(did you mean bad\.work\?\)", err=True)
     process.end()
+
+
+def test_dev_sends_push_messages(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeFcm() as fcm:
+        environment = {
+            "TIMEBELL_FCM_CREDENTIALS": fcm.credentials, "TIMEBELL_FCM_URL": fcm.url, "SSL_CERT_FILE": fcm.ca,
+        }  # fmt: skip
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        process = start("dev", "--port", free_port(), **environment)
+        process.wait_for("Ready in", err=True)
+        target = {"kind": "push", "tokens": ["phone-of-ann"], "title": "Hello"}
+        schedule(f"sqlite:///{tmp_path}/timebell.db", "push.hello", target=target)
+        process.wait_for(r"push\.hello .* ok")
+        assert process.end() == 0
+        assert "phone-of-ann" in fcm.bodies()
 
 
 def test_changed_code_restarts_dev_unless_it_does_not_compile(start: Start, tmp_path: Path) -> None:

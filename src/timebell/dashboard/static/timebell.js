@@ -46,6 +46,18 @@
       palette();
       return;
     }
+    // In the search dialog, Enter opens the first hit, and the arrow keys move between hits.
+    if (event.target.closest("#palette") && ["Enter", "ArrowDown", "ArrowUp"].includes(event.key)) {
+      const stops = all("#palette input, #hits a");
+      if (event.key === "Enter") {
+        if (event.target.matches("input") && stops[1]) { event.preventDefault(); stops[1].click(); }
+        return;
+      }
+      event.preventDefault();
+      const next = stops.indexOf(document.activeElement) + (event.key === "ArrowDown" ? 1 : -1);
+      stops[Math.max(0, Math.min(stops.length - 1, next))].focus();
+      return;
+    }
     if (event.target.matches("input:not([type=checkbox]),textarea,select")) {
       if (event.key === "Escape") event.target.blur();
       return;
@@ -96,6 +108,11 @@
     badge.hidden = false;
     badge.className = `live st ${isLost ? "retry" : "ok"}`;
     badge.lastElementChild.textContent = isLost ? `Reconnecting, data from ${time}` : "Live";
+    const headline = one("#headline");
+    if (isLost && headline) {
+      headline.textContent = `No connection to the server: figures are from ${time}`;
+      headline.closest(".headline").className = "headline retry";
+    }
   };
   document.addEventListener("htmx:sse:after:connection", () => { updatedAt = new Date(); showLive(false); });
   document.addEventListener("htmx:sse:after:message", () => { updatedAt = new Date(); showLive(false); });

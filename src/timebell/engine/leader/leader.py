@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 from timebell.alarm import Alarm
@@ -205,8 +204,8 @@ def _describe_unhandled(unhandled: Collection[str], handled: Routes) -> str:
     """List unhandled topics, each with the most similar handled one: one of the two may be misspelled."""
     parts = []
     for topic in sorted(unhandled)[:MAX_NAMES_LOGGED]:
-        similar = get_close_matches(topic, handled.exact, 1)
-        parts.append(f"{topic} (did you mean {similar[0]}?)" if similar else topic)
+        similar = handled.nearest(topic)
+        parts.append(f"{topic} (did you mean {similar}?)" if similar else topic)
     return ", ".join(parts) + (", ..." if len(unhandled) > MAX_NAMES_LOGGED else "")
 
 

@@ -16,6 +16,7 @@ from timebell.observe.alerts import AlertTracker, Message
 from timebell.observe.watchdog import MAX_NAMED_SCHEDULES, OVERDUE_GRACE_SECONDS, Problem, UnrecordedCounter
 from timebell.store.audit import duplicate_runs
 from timebell.store.cluster import gauges, nodes, rewinds
+from timebell.store.cluster.problems import ObjectProblem, list_problems
 
 log = logging.getLogger("timebell.watchdog")
 
@@ -25,6 +26,8 @@ AUDIT_INTERVAL_SECONDS = 60.0  # between audit rounds
 AUDIT_BUDGET_SECONDS = 0.25  # time per check, because the leader's lease renewal waits; the next check continues
 AUDIT_LOOKBACK = timedelta(hours=1)  # where a new leader starts, in case its predecessor did not audit
 PROBLEM_DURATION_SECONDS = 3600.0  # how long a difference is reported as a problem
+MAX_AUTHENTICATION_FAILURES = 100  # within the window; as in rules.yml
+AUTHENTICATION_WINDOW_SECONDS = 600.0
 INHERITED_CODES = ("DOUBLE_FIRE", "AUDIT_DIFFERENCE")  # alerts that a new leader keeps open, as it may not find them
 
 
@@ -49,6 +52,7 @@ class Watchdog:
         self.audit: ContinuousAudit | None = None
         self._last_audit_at: float | None = None
         self._differences: deque[tuple[float, Difference]] = deque()
+        self._authentication_totals: deque[tuple[float, int]] = deque()
 
     def reset(self) -> None:
         """Restart the audit before this node's leadership, and reload the open alerts."""
@@ -73,8 +77,12 @@ class Watchdog:
         if comparable:
             await self._audit_recent(now)
         lost = await node.store.run_autocommit(rewinds.list_rewinds, now - timedelta(seconds=PROBLEM_DURATION_SECONDS))
-        problems = [*self._problems(snapshot), *self._inherited_problems(monotonic)]
-        problems += [Problem("HISTORY_REWOUND", rewind.describe()) for rewind in lost[:1]]
+        objects = await node.store.run_autocommit(list_problems, now, node.features)
+        problems = [
+            *self._problems(snapshot), *self._authentication_problems(monotonic), *map(self._describe, objects),
+            *(Problem("HISTORY_REWOUND", rewind.describe()) for rewind in lost[:1]),
+            *self._inherited_problems(monotonic),
+        ]  # fmt: skip
         await self._send_new_alerts(problems, monotonic)
 
     async def _check_duplicates(self, now: datetime) -> None:
@@ -132,12 +140,6 @@ class Watchdog:
             problems.append(
                 Problem("JOBS_UNHANDLED", f"{snapshot.unhandled} due jobs are held: no live node handles them.")
             )
-        if errored := snapshot.schedules["errored"]:
-            problems.append(Problem("SCHEDULE_ERRORED", f"{errored} schedules cannot fire; see the log."))
-        if snapshot.disabled_targets:
-            problems.append(
-                Problem("TARGET_DISABLED", f"{snapshot.disabled_targets} targets are disabled; their jobs fail.")
-            )
         if self._duplicates:
             problems.append(Problem("DOUBLE_FIRE", f"{len(self._duplicates)} occurrences ran twice."))
         if self._differences:
@@ -150,6 +152,25 @@ class Watchdog:
                 Problem("AUDIT_DIFFERENCE", f"The recorded runs differ from the expected ones: {examples}{ellipsis}.")
             )
         return problems
+
+    def _describe(self, problem: ObjectProblem) -> Problem:
+        text = f"{problem.text}\n{self.node.options.url}{problem.path}"
+        return Problem(f"{problem.code} {problem.label}", text, problem.events)
+
+    def _authentication_problems(self, monotonic: float) -> list[Problem]:
+        """Return a burst of failed authentications at this node."""
+        failures = self.node.counters.authentication_failures.values
+        total = sum(count for (reason,), count in failures.items() if reason != "missing_key")
+        self._authentication_totals.append((monotonic, total))
+        while monotonic - self._authentication_totals[0][0] > AUTHENTICATION_WINDOW_SECONDS:
+            self._authentication_totals.popleft()
+        burst = total - self._authentication_totals[0][1]
+        if burst <= MAX_AUTHENTICATION_FAILURES:
+            return []
+        text = (
+            f"{burst:,} authentications failed within {AUTHENTICATION_WINDOW_SECONDS / 60:g} min; see the node's log."
+        )
+        return [Problem("AUTHENTICATION_FAILURES", text, burst)]
 
     def _inherited_problems(self, monotonic: float) -> list[Problem]:
         """Return problems found by the previous leader, for `PROBLEM_DURATION_SECONDS`."""

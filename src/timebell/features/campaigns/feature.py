@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from timebell.settings import Settings
     from timebell.store.audit.overview import FeatureStatus
     from timebell.store.cluster.gauges import FeatureGauge
+    from timebell.store.cluster.problems import ObjectProblem
     from timebell.store.tenancy.secrets import SecretUser
     from timebell.store.transaction import Transaction
     from timebell.sync import Portal
@@ -31,6 +32,7 @@ class CampaignsFeature(Feature):
     tables = "timebell.features.campaigns.store.tables"
     routes = "timebell.features.campaigns.api"
     commands = "timebell.features.campaigns.cli"
+    heading = "Campaigns"
     pages = "timebell.features.campaigns.pages"
     target_kinds = ("push",)
     internal_target_kinds = ("campaign",)
@@ -149,6 +151,11 @@ class CampaignsFeature(Feature):
         from timebell.features.campaigns.store import gauges
 
         return gauges.read_gauges(tx)
+
+    def list_problems(self, tx: Transaction) -> Sequence[ObjectProblem]:
+        from timebell.features.campaigns.store import progress
+
+        return progress.list_problems(tx)
 
     def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus:
         from timebell.features.campaigns.store import progress

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from timebell.store.audit.overview import FeatureStatus
     from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.cluster.operations import Step
+    from timebell.store.cluster.problems import ObjectProblem
     from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
     from timebell.store.transaction import Transaction
     from timebell.sync import Portal
@@ -33,6 +34,7 @@ class TriggersFeature(Feature):
     tables = "timebell.features.triggers.store.tables"
     routes = "timebell.features.triggers.api"
     commands = "timebell.features.triggers.cli"
+    heading = "Triggers"
     pages = "timebell.features.triggers.pages"
 
     def create_clients(self, app: Timebell) -> Mapping[str, Any]:
@@ -96,6 +98,11 @@ class TriggersFeature(Feature):
         from timebell.features.triggers.store import gauges
 
         return gauges.read_gauges(tx)
+
+    def list_problems(self, tx: Transaction) -> Sequence[ObjectProblem]:
+        from timebell.features.triggers.store import status
+
+        return status.list_problems(tx)
 
     def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus:
         from timebell.features.triggers.store import status

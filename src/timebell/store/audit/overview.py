@@ -10,18 +10,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, case, func, select, text
+from sqlalchemy import Label, Row, case, func, select, text
 
 from timebell.feature import Feature
 from timebell.ids import lowest_id_at
+from timebell.model.attempts import FIRST_RECORD_PREFIX_LENGTH, first_start
 from timebell.model.job import Job, Reason
 from timebell.model.routes import ALL_ROUTES
 from timebell.model.schedule import Schedule
-from timebell.store.jobs import backlogs, queues
+from timebell.store.cluster import nodes
+from timebell.store.cluster.nodes import Node
+from timebell.store.jobs import backlogs, queues, waiting
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
 from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, split_by_running
 from timebell.store.jobs.repository import COUNT_LIMIT, job_from_row
+from timebell.store.jobs.waiting import LateQueue, UnhandledTopic
 from timebell.store.schedules.rows import try_schedule_from_row
 from timebell.store.schema import finished, jobs, schedules, targets, tenants
 from timebell.store.tenancy import monthly_quota
@@ -35,6 +39,14 @@ MAX_LATE_JOBS = 50
 QUOTA_WARNING_RATIO = 0.95  # share of a limit
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 MISSED_REASONS = ("missed", "expired")
+
+
+def first_record(table: Any) -> Label[str]:
+    """Select the beginning of the attempt records of `table`, from which `first_start` reads."""
+    return func.substr(table.c.errors, 1, FIRST_RECORD_PREFIX_LENGTH).label("first_record")
+
+
+FIRST_RECORD = first_record(finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,11 @@ class TenantStatus:
     overdue: list[AttentionItem]
     errored: list[AttentionItem]
     disabled: list[AttentionItem]
+    unhandled: list[UnhandledTopic]
+    late_queues: list[LateQueue]
+    never_firing: list[AttentionItem]
+    nodes: Sequence[Node]
+    leader_id: str | None
     backlog_jobs: int
     stopped: bool
     quota: list[AttentionItem]
@@ -85,7 +102,7 @@ def get_status(
     `grace` is in seconds: schedules due for longer are overdue. Finished rows start at `since`, by default an hour ago.
     """
     f = finished.c
-    ended = select(f.state, f.reason, f.topic, f.run_at, f.started_at, f.finished_at).where(
+    ended = select(f.state, f.reason, f.topic, f.run_at, f.started_at, f.finished_at, FIRST_RECORD).where(
         UnindexedFilter(f.tenant_id) == tenant_id, f.finished_at >= (since or now - HOUR)
     )  # fmt: skip
     return TenantStatus(
@@ -95,6 +112,10 @@ def get_status(
         dead_lately=_recent_dead_letters(tx, tenant_id, now), missed=_missed_schedules(tx, tenant_id, now),
         overdue=_overdue_schedules(tx, tenant_id, now - timedelta(seconds=grace)),
         errored=_errored_schedules(tx, tenant_id), disabled=_disabled_targets(tx, tenant_id),
+        unhandled=waiting.list_unhandled(tx, tenant_id),
+        late_queues=waiting.list_late_queues(tx, tenant_id, now - timedelta(seconds=grace)),
+        never_firing=_never_firing_schedules(tx, tenant_id),
+        nodes=nodes.list_nodes(tx), leader_id=nodes.get_lease(tx).holder,
         backlog_jobs=sum(backlog.jobs for backlog in backlogs.list_backlogs(tx, tenant_id)),
         stopped=queues.is_everything_paused(tx), quota=_quota_warning(tx, tenant_id, now),
         of_features={
@@ -172,6 +193,15 @@ def _errored_schedules(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
     return [AttentionItem(row.id, row.name, why=row.error) for row in tx.execute(query).all()]
 
 
+def _never_firing_schedules(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
+    """Return enabled schedules that have never fired and have no next occurrence."""
+    s = schedules.c
+    query = select(s.id, s.name, s.created_at).where(
+        s.tenant_id == tenant_id, s.enabled, s.error.is_(None), s.next_fire_at.is_(None), s.last_fired_at.is_(None)
+    )  # fmt: skip
+    return [AttentionItem(row.id, row.name, at=row.created_at) for row in tx.execute(query.limit(MAX_LISTED)).all()]
+
+
 def _disabled_targets(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
     t = targets.c
     query = select(t.name, t.disabled_at, t.disabled_reason).where(
@@ -217,13 +247,16 @@ def list_late_starts(
         t = table.c
         tenant_column = UnindexedFilter(t.tenant_id) if table is finished else t.tenant_id
         columns = [t[name] for name in ("id", "run_at", "started_at", "state", *column_filters.keys() - {"state"})]
-        newest = select(*columns).where(tenant_column == tenant_id, condition)
+        newest = select(*columns, first_record(table)).where(tenant_column == tenant_id, condition)
         newest = newest.order_by((t.finished_at if table is finished else UnindexedFilter(t.id)).desc()).limit(
             MAX_FINISHED_ROWS
         )
         for row in tx.execute(newest).all():
-            if row.started_at is not None and row.started_at - row.run_at > lag and _matches(row, column_filters):
-                late_starts.append((row.started_at, row.id, table))
+            if row.started_at is None:
+                continue
+            due_at, started_at = first_start(row.run_at, row.started_at, row.first_record)
+            if started_at - due_at > lag and _matches(row, column_filters):
+                late_starts.append((started_at, row.id, table))
     newest_ids = [
         (id_, table) for _, id_, table in sorted(late_starts, key=lambda late: late[:2], reverse=True)[:MAX_LATE_JOBS]
     ]

@@ -54,6 +54,7 @@ def bounded_count(table: Table, *where: ColumnElement[bool] | TextClause) -> Sca
 
 # Literally as in the indexes: with bound values they would not be used.
 _CLAIMABLE = text(CLAIMABLE)
+IS_MISSED = text("state = 'skipped' AND reason IN ('missed', 'expired')")
 _FIRES = text("enabled AND error IS NULL")
 _NOT_FIRING = text("(NOT enabled OR error IS NOT NULL)")
 
@@ -103,6 +104,10 @@ class Gauges:
     """The number of disabled targets."""
     of_features: Mapping[str, FeatureGauge] = field(default_factory=dict)
     """The gauges of features, by the name of their metric."""
+    failed_last_hour: int = 0
+    """Jobs that failed permanently within an hour and were neither retried nor discarded."""
+    missed_last_hour: int = 0
+    """Occurrences that were missed or expired within an hour."""
 
 
 def read_gauges(
@@ -122,7 +127,17 @@ def read_gauges(
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         list_overdue(tx, now, grace), list_last_successes(tx) if per_schedule else {}, counted["disabled"],
         {name: gauge for feature in features for name, gauge in feature.read_gauges(tx).items()},
+        *_count_last_hour(tx, now),
     )  # fmt: skip
+
+
+def _count_last_hour(tx: Transaction, now: datetime) -> tuple[int, int]:
+    """Return how many jobs failed permanently, up to COUNT_LIMIT + 1, and how many occurrences were missed."""
+    is_recent = finished.c.finished_at >= now - timedelta(hours=1)
+    missed = select(func.coalesce(func.sum(finished.c.skipped_count), 0)).where(IS_MISSED, is_recent).scalar_subquery()
+    failed = bounded_count(finished, dead_letters.IS_DEAD_LETTER, is_recent)
+    row = tx.execute(select(failed.label("failed"), missed.label("missed"))).one()
+    return row.failed, int(row.missed)
 
 
 def measure_backlog(tx: Transaction, now: datetime) -> tuple[float, dict[str, int]]:

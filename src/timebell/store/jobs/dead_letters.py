@@ -5,7 +5,7 @@ Discarding a dead letter sets its reason to `discarded`. It stays in the history
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, text, update
 
 from timebell.errors import Conflict, InvalidInput
+from timebell.model.attempts import mark_retried
 from timebell.model.job import Hold, Job, JobState, Kind, NewJob
 from timebell.model.operation import Operation, StepResult
 from timebell.model.page import Page
@@ -33,8 +34,9 @@ _LIVE_COLUMNS = [column.name for column in jobs.columns if column.name in finish
 
 
 def retry(
-    tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *, redeliver: bool = False
-) -> bool | None:
+    tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, actor: str | None = None, *,
+    redeliver: bool = False,
+) -> bool | None:  # fmt: skip
     """Make a failed job pending again, with the same id and a fresh attempt budget; return None for an unknown id.
 
     With `redeliver`, the job must have been sent to a target other than a Python handler, and may have completed.
@@ -54,7 +56,7 @@ def retry(
     _check_key(tx, row)
     hold = _serial_hold(tx, row)
     tx.execute(delete(finished).where(same))
-    tx.execute(insert(jobs).values(**_pending_row(row, hold, now)))
+    tx.execute(insert(jobs).values(**_pending_row(row, hold, now, actor)))
     if hold is not None:
         mark_serial(tx, [row.schedule_id])
     tx.notify(JOBS)
@@ -144,12 +146,13 @@ def _serial_hold(tx: Transaction, row: Row[Any]) -> Hold | None:
     return Hold.OVERLAP if tx.execute(blocking).scalar_one() else None
 
 
-def _pending_row(row: Row[Any], hold: Hold | None, now: datetime) -> dict[str, Any]:
+def _pending_row(row: Row[Any], hold: Hold | None, now: datetime, actor: str | None) -> dict[str, Any]:
     """Return the row in `jobs` of a finished job that is retried."""
     return {name: getattr(row, name) for name in _LIVE_COLUMNS} | {
         "state": JobState.PENDING.value, "run_at": now, "attempts_used": 0, "node_id": None, "started_at": None,
         "expires_at": None, "hold": None if hold is None else hold.value, "shared": True, "charged": True,
-        "manual_retries": row.manual_retries + 1, "route": route_for(row.topic, decode(row.target)),
+        "errors": mark_retried(row.errors, now, actor), "manual_retries": row.manual_retries + 1,
+        "route": route_for(row.topic, decode(row.target)),
     }  # fmt: skip
 
 
@@ -160,6 +163,7 @@ class DeadLetterFilter:
     topic: str | None = None
     schedule_id: str | None = None
     error_code: str | None = None
+    error_group: str | None = None
     start: datetime | None = None
     end: datetime | None = None
 
@@ -183,7 +187,10 @@ class DeadLetterFilter:
     def where(self, tenant_id: str) -> ColumnElement[bool]:
         """Return the SQL condition for the selected dead letters of a tenant."""
         columns = finished.c
-        equal = {columns.topic: self.topic, columns.schedule_id: self.schedule_id, columns.error_code: self.error_code}
+        equal = {
+            columns.topic: self.topic, columns.schedule_id: self.schedule_id, columns.error_code: self.error_code,
+            columns.error_group: self.error_group,
+        }  # fmt: skip
         conditions: list[Any] = [columns.tenant_id == tenant_id, IS_DEAD_LETTER]
         conditions += [column == value for column, value in equal.items() if value is not None]
         if self.start is not None:
@@ -215,25 +222,27 @@ def list_page(tx: Transaction, tenant_id: str, filters: DeadLetterFilter, limit:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroup:
-    """Dead letters with the same topic or error code (`value`): their number, and the latest one."""
+    """Dead letters with the same values of the grouped columns (`values`): their number, and the latest one."""
 
-    value: str | None
+    values: Mapping[str, str | None]
     count: int
     latest: Job
 
 
 def list_groups(
-    tx: Transaction, tenant_id: str, filters: DeadLetterFilter, by: str, limit: int
+    tx: Transaction, tenant_id: str, filters: DeadLetterFilter, columns: Sequence[str], limit: int
 ) -> list[DeadLetterGroup]:
-    """Group dead letters by `topic` or `error_code`; return the largest groups first."""
-    column, where = finished.c[by], filters.where(tenant_id)
-    query = select(column, func.count().label("group_size")).where(where).group_by(column)
+    """Group dead letters by columns such as `topic` and `error_group`; return the largest groups first."""
+    grouped, where = [finished.c[name] for name in columns], filters.where(tenant_id)
+    size = func.count().label("group_size")
+    query = select(*grouped, size).where(where).group_by(*grouped).order_by(size.desc(), *grouped).limit(limit)
     groups = []
-    rows: Any = tx.execute(query.order_by(func.count().desc(), column).limit(limit)).all()
-    for value, group_size in rows:
-        in_group = column.is_(None) if value is None else column == value
-        newest = select(finished).where(where, in_group).order_by(finished.c.finished_at.desc(), finished.c.id.desc())
-        groups.append(DeadLetterGroup(value, group_size, repository.job_from_row(tx.execute(newest.limit(1)).one())))
+    for row in tx.execute(query).all():
+        values = {name: getattr(row, name) for name in columns}
+        in_group = [column.is_not_distinct_from(values[column.name]) for column in grouped]
+        newest = select(finished).where(where, *in_group).order_by(finished.c.finished_at.desc(), finished.c.id.desc())
+        latest = repository.job_from_row(tx.execute(newest.limit(1)).one())
+        groups.append(DeadLetterGroup(values, row.group_size, latest))
     return groups
 
 
@@ -246,14 +255,14 @@ def retry_step(tx: Transaction, operation: Operation, limit: int, now: datetime)
     simple = [row for row in rows if row.key is None and not row.serial]
     if simple:
         tx.execute(delete(finished).where(finished.c.id.in_([row.id for row in simple]), IS_DEAD_LETTER))
-        tx.execute(insert(jobs), [_pending_row(row, None, now) for row in simple])
+        tx.execute(insert(jobs), [_pending_row(row, None, now, operation.created_by) for row in simple])
         tx.notify(JOBS)
     done, errors = len(simple), []
     for row in rows:
         if row.key is None and not row.serial:
             continue
         try:
-            retry(tx, operation.tenant_id, row.id, now)
+            retry(tx, operation.tenant_id, row.id, now, operation.created_by)
             done += 1
         except Conflict as error:
             errors.append({"jobId": row.id, "code": error.code, "detail": error.message})

@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from sqlalchemy import Row, select
+from sqlalchemy import Row, select, update
 
 from timebell.ids import new_id
+from timebell.model.error_groups import error_group
 from timebell.model.job import Completion, JobState, NewJob
 from timebell.model.payload import encode
 from timebell.store.cluster import nodes
@@ -48,11 +49,21 @@ def complete_with_notices(tx: Transaction, completions: Sequence[Completion], *,
     )  # fmt: skip
     rows = tx.execute(query.order_by(finished.c.scheduled_at)).all()
     dead = [row for row in rows if row.state == JobState.FAILED]
+    _set_error_groups(tx, dead)
     notices = [_dead_job_notice(row) for row in dead] if dead and _has_dead_job_handler(tx) else []
     notices += _owner_notices(tx, [row for row in rows if row.schedule_id is not None])
     if notices:
         job_rows.insert_returning_ids(tx, notices)
     return written
+
+
+def _set_error_groups(tx: Transaction, dead: Sequence[Row[Any]]) -> None:
+    """Store the error group of failed jobs, by which dead letters are grouped and filtered."""
+    ids_by_group: dict[str, list[str]] = {}
+    for row in dead:
+        ids_by_group.setdefault(error_group(row.error), []).append(row.id)
+    for group, ids in ids_by_group.items():
+        tx.execute(update(finished).where(finished.c.id.in_(ids)).values(error_group=group))
 
 
 def _has_dead_job_handler(tx: Transaction) -> bool:

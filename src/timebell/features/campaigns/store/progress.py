@@ -11,6 +11,8 @@ from timebell.features.campaigns.model.campaign_plan import Campaign
 from timebell.features.campaigns.store import devices
 from timebell.features.campaigns.store.tables import campaigns, chunks
 from timebell.store.audit.overview import MAX_LISTED, AttentionItem
+from timebell.store.cluster.gauges import schedule_label
+from timebell.store.cluster.problems import ObjectProblem
 from timebell.store.transaction import Transaction
 
 MAX_CELLS = 384
@@ -89,3 +91,17 @@ def list_paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem
     return [
         AttentionItem(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:MAX_LISTED]
     ]
+
+
+def list_problems(tx: Transaction) -> list[ObjectProblem]:
+    """Return those of the newest campaigns of all tenants that paused with a reason, for alerts."""
+    c = campaigns.c
+    newest = select(c.id, c.tenant_id, c.name, c.state, c.reason).order_by(c.id.desc()).limit(MAX_CAMPAIGNS)
+    return [
+        ObjectProblem(
+            "CAMPAIGN_PAUSED", label := schedule_label(row.tenant_id, row.name or row.id),
+            f"The campaign {label} paused and waits for a decision: {row.reason}", f"/ui/campaigns/{row.id}",
+        )
+        for row in tx.execute(newest)
+        if row.state == "paused" and row.reason
+    ]  # fmt: skip

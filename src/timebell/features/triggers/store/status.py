@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from timebell.features.triggers.store.tables import firings
 from timebell.store.audit.overview import MAX_LISTED, AttentionItem
+from timebell.store.cluster.gauges import schedule_label
+from timebell.store.cluster.problems import MAX_PROBLEMS, ObjectProblem
 from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
@@ -33,3 +35,18 @@ def list_failing_sources(tx: Transaction, tenant_id: str) -> list[AttentionItem]
         AttentionItem(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.error)
         for row in tx.execute(query.order_by(s.name).limit(MAX_LISTED)).all()
     ]
+
+
+def list_problems(tx: Transaction) -> list[ObjectProblem]:
+    """Return the sources of all tenants that cannot be read, for alerts."""
+    s = sources.c
+    unreadable = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")  # literally as in the index
+    query = select(s.tenant_id, s.name, s.error, s.orphaned_reason).where(unreadable).order_by(s.name)
+    return [
+        ObjectProblem(
+            "SOURCE_FAILING", label := schedule_label(row.tenant_id, row.name),
+            f"The source {label} cannot be read, and its triggers do not fire: {row.orphaned_reason or row.error}",
+            "/ui/triggers",
+        )
+        for row in tx.execute(query.limit(MAX_PROBLEMS))
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ _LEADING_COLUMNS = {
     "timebell_jobs_running": "state",
     "timebell_jobs_dispatched": "state",
     "timebell_finished_dead": "state",
+    "timebell_finished_missed": "state",
     "timebell_operations_running": "state",
 }
 _TYPE_REWRITES = ((re.compile(r"\bTEXT\b"), "LONGTEXT"), (re.compile(r"\bFLOAT\b"), "DOUBLE"))

@@ -254,6 +254,7 @@ def upgrade() -> None:
         sa.Column("replaced_by", Id),
         sa.Column("skipped_count", sa.BigInteger(), nullable=False, server_default="1"),
         sa.Column("skipped_to", Instant),
+        sa.Column("error_group", sa.String(16)),
         postgresql_partition_by="RANGE (finished_at)",
     )
     op.create_index("timebell_finished_at", "timebell_finished", ["finished_at"])
@@ -262,6 +263,12 @@ def upgrade() -> None:
         "timebell_finished",
         ["tenant_id", "finished_at", "id"],
         **_where("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')"),
+    )
+    op.create_index(
+        "timebell_finished_missed",
+        "timebell_finished",
+        ["finished_at"],
+        **_where("state = 'skipped' AND reason IN ('missed', 'expired')"),
     )
     op.create_index("timebell_finished_id", "timebell_finished", ["id"])
     op.create_index(

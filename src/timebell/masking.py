@@ -1,4 +1,4 @@
-"""Mask the secrets of this process in its logs, also in messages of libraries, errors and handlers."""
+"""Mask the secrets of this process in logs and stored errors, also in messages of libraries and handlers."""
 
 from __future__ import annotations
 

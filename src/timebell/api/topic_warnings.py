@@ -1,0 +1,35 @@
+"""Warn about new work whose topic no running node handles."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from timebell.api.route import RequestContext
+from timebell.app import Timebell
+from timebell.model.routes import COMPLETE_UNHANDLED, Routes, route_for
+from timebell.store.jobs import waiting
+
+CACHE_SECONDS = 2.0
+_handled: WeakKeyDictionary[Timebell, tuple[Routes, float]] = WeakKeyDictionary()
+
+
+async def list_handled(ctx: RequestContext) -> Routes:
+    """Return the routes that the running nodes handle, at most CACHE_SECONDS old."""
+    now = ctx.app.clock.monotonic()
+    cached = _handled.get(ctx.app)
+    if cached is None or now - cached[1] >= CACHE_SECONDS:
+        cached = _handled[ctx.app] = (await ctx.run(waiting.list_handled), now)
+    return cached[0]
+
+
+async def warn_if_unhandled(ctx: RequestContext, topic: str, target: dict[str, Any] | None) -> list[str]:
+    """Return a warning if nodes are running and none of them handles jobs with this topic and target."""
+    if target == COMPLETE_UNHANDLED or (target is not None and "kind" not in target):
+        return []  # the kind of a named target is known when it is resolved
+    handled, route = await list_handled(ctx), route_for(topic, target)
+    if not handled or handled.handles(route):
+        return []
+    similar = handled.nearest(topic) if route == topic else None
+    suggestion = f" Did you mean {similar}?" if similar else ""
+    return [f"No running node handles {route}: its jobs wait until one does.{suggestion}"]

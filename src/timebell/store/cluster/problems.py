@@ -1,0 +1,132 @@
+"""Objects of all tenants that failed, were missed or do not work, for alerts.
+
+A failed job is a problem until it is retried or discarded, its schedule succeeds, or a day has passed; a missed
+occurrence is one for an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from sqlalchemy import func, or_, select, text
+
+from timebell.feature import Feature
+from timebell.model.job import JobState
+from timebell.store.cluster.gauges import IS_MISSED, schedule_label
+from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
+from timebell.store.schema import finished, schedules, targets
+from timebell.store.transaction import Transaction
+
+FAILURE_PERIOD = timedelta(days=1)
+MISSED_PERIOD = timedelta(hours=1)
+MAX_ROWS = 10_000
+"""The newest failed jobs that are grouped."""
+MAX_PROBLEMS = 100
+"""The maximum number of problems of each kind."""
+
+
+class ObjectProblem(NamedTuple):
+    """A problem of one object: a code, the label of the object, a sentence, the number of events, and a page."""
+
+    code: str
+    label: str
+    text: str
+    path: str
+    events: int = 1
+
+
+def list_problems(tx: Transaction, now: datetime, features: Sequence[Feature]) -> list[ObjectProblem]:
+    """Return the problems of all objects, also of those of `features`."""
+    return [
+        *_list_failures(tx, now), *_list_missed(tx, now), *_list_errored(tx), *_list_disabled_targets(tx),
+        *(problem for feature in features for problem in feature.list_problems(tx)),
+    ]  # fmt: skip
+
+
+def _list_failures(tx: Transaction, now: datetime) -> list[ObjectProblem]:
+    """Return failed jobs, grouped by schedule, or else by topic, most jobs first."""
+    f = finished.c
+    newest = (
+        select(f.tenant_id, f.schedule_id, f.topic, f.scheduled_at, f.id)
+        .where(IS_DEAD_LETTER, f.finished_at >= now - FAILURE_PERIOD)
+        .order_by(f.finished_at.desc()).limit(MAX_ROWS).subquery()
+    )  # fmt: skip
+    group = newest.c.tenant_id, newest.c.schedule_id, newest.c.topic
+    count = func.count().label("failed_count")
+    groups = (
+        select(*group, count, func.max(newest.c.scheduled_at).label("last_due"), func.max(newest.c.id).label("last_id"))
+        .group_by(*group).order_by(count.desc()).limit(MAX_PROBLEMS).subquery()
+    )  # fmt: skip
+    later = finished.alias().c
+    has_recovered = (
+        select(later.id)
+        .where(
+            later.schedule_id == groups.c.schedule_id, later.scheduled_at > groups.c.last_due,
+            later.state == JobState.COMPLETED.value,
+        )
+        .exists()
+    )  # fmt: skip
+    last = finished.alias().c
+    query = (
+        select(groups, schedules.c.name, last.error)
+        .join(last.id.table, last.id == groups.c.last_id)
+        .outerjoin(schedules, schedules.c.id == groups.c.schedule_id)
+        .where(or_(groups.c.schedule_id.is_(None), ~has_recovered))
+    )
+    return [_failure(row) for row in tx.execute(query)]
+
+
+def _failure(row: Any) -> ObjectProblem:
+    label = schedule_label(row.tenant_id, row.name or row.topic)
+    jobs = "A job" if row.failed_count == 1 else f"{row.failed_count:,} jobs"
+    sentence = f"{jobs} of {label} failed permanently within a day. Last error: {(row.error or '')[:500]}"
+    path = f"/ui/jobs/{row.last_id}" if row.failed_count == 1 else f"/ui/dead-letters?topic={quote(row.topic, safe='')}"
+    return ObjectProblem("JOB_FAILED", label, sentence, path, row.failed_count)
+
+
+def _list_missed(tx: Transaction, now: datetime) -> list[ObjectProblem]:
+    f, count = finished.c, func.sum(finished.c.skipped_count).label("missed_count")
+    groups = (
+        select(f.tenant_id, f.schedule_id, f.topic, count, func.max(f.scheduled_at).label("last_due"))
+        .where(IS_MISSED, f.finished_at >= now - MISSED_PERIOD)
+        .group_by(f.tenant_id, f.schedule_id, f.topic).order_by(count.desc()).limit(MAX_PROBLEMS).subquery()
+    )  # fmt: skip
+    query = select(groups, schedules.c.name).outerjoin(schedules, schedules.c.id == groups.c.schedule_id)
+    problems = []
+    for row in tx.execute(query):
+        label = schedule_label(row.tenant_id, row.name or row.topic)
+        runs = "1 run" if row.missed_count == 1 else f"{row.missed_count:,} runs"
+        sentence = f"{label} missed {runs} within an hour, the last one due {row.last_due:%Y-%m-%d %H:%M:%S} UTC."
+        path = f"/ui/schedules/{row.schedule_id}" if row.schedule_id else "/ui/jobs?q=status:skipped"
+        problems.append(ObjectProblem("RUN_MISSED", label, sentence, path, int(row.missed_count)))
+    return problems
+
+
+def _list_errored(tx: Transaction) -> list[ObjectProblem]:
+    s = schedules.c
+    query = select(s.id, s.tenant_id, s.name, s.error).where(
+        text("(NOT enabled OR error IS NOT NULL)"), s.enabled, s.error.is_not(None)
+    )  # fmt: skip
+    return [
+        ObjectProblem(
+            "SCHEDULE_ERRORED", label := schedule_label(row.tenant_id, row.name),
+            f"{label} cannot fire: {row.error[:500]}", f"/ui/schedules/{row.id}",
+        )
+        for row in tx.execute(query.limit(MAX_PROBLEMS))
+    ]  # fmt: skip
+
+
+def _list_disabled_targets(tx: Transaction) -> list[ObjectProblem]:
+    t = targets.c
+    query = select(t.tenant_id, t.name, t.disabled_reason).where(t.disabled_at.is_not(None))
+    return [
+        ObjectProblem(
+            "TARGET_DISABLED", label := schedule_label(row.tenant_id, row.name),
+            f"The target {label} is disabled, and its jobs fail: {row.disabled_reason or 'its receiver is gone.'}",
+            "/ui/targets",
+        )
+        for row in tx.execute(query.limit(MAX_PROBLEMS))
+    ]  # fmt: skip

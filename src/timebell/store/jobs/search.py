@@ -1,0 +1,142 @@
+"""Search jobs by time, text and JSON fields, newest first.
+
+Text in payloads, metadata and errors has no index. Therefore a page examines at most MAX_EXAMINED jobs that match the
+indexed filters; its cursor continues there, so a page can be short, or empty, and have a next page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
+
+from timebell.model.job import FINISHED, LIVE, Job, JobState
+from timebell.model.page import Page
+from timebell.store.jobs.repository import job_from_row
+from timebell.store.schema import finished, jobs, requests
+from timebell.store.transaction import Transaction
+
+MAX_EXAMINED = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSearch:
+    """Filters in addition to column values; None and empty ones match all.
+
+    A job is in [start, end) if it finished or, while it is live, is due in it. `metadata` and `payload` are pairs of a
+    path such as `order.id` and a value, which is compared as text.
+    """
+
+    start: datetime | None = None
+    end: datetime | None = None
+    topic_prefix: str | None = None
+    request_id: str | None = None
+    correlation_id: str | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    payload: tuple[tuple[str, str], ...] = ()
+    error: str | None = None
+    is_held: bool = False
+    """Only live jobs that are held."""
+
+    def __bool__(self) -> bool:
+        return self != JobSearch()
+
+    def row_conditions(self, table: Any, tenant_id: str) -> list[ColumnElement[bool]]:
+        """Return the conditions on columns of `jobs` or `finished`."""
+        at = table.c.run_at if table is jobs else table.c.finished_at
+        conditions: list[ColumnElement[bool]] = []
+        if self.start is not None:
+            conditions.append(at >= self.start)
+        if self.end is not None:
+            conditions.append(at < self.end)
+        if self.is_held:
+            conditions.append(jobs.c.hold.is_not(None) if table is jobs else false())
+        if self.topic_prefix is not None:
+            conditions.append(table.c.topic.startswith(self.topic_prefix, autoescape=True))
+        if self.request_id is not None:
+            r = requests.c
+            same = and_(r.tenant_id == tenant_id, r.request_id == self.request_id)
+            conditions.append(table.c.id.in_(select(r.job_id).where(same)))
+        return conditions
+
+    def text_conditions(self, table: Any) -> list[ColumnElement[bool]]:
+        """Return conditions that all matches fulfill, and few others; `matches` decides."""
+        conditions = [
+            column.contains(part, autoescape=True)
+            for column, pairs in ((table.c.metadata, self._metadata_pairs), (table.c.payload, self.payload))
+            for path, value in pairs
+            for part in (*_last_name(path), orjson.dumps(value).decode()[1:-1])
+        ]
+        if self.error is not None:
+            texts = [table.c.errors] if table is jobs else [table.c.errors, table.c.error]
+            pattern = self.error.lower()
+            conditions.append(or_(*(func.lower(text).contains(pattern, autoescape=True) for text in texts)))
+        return conditions
+
+    @property
+    def _metadata_pairs(self) -> tuple[tuple[str, str], ...]:
+        own = () if self.correlation_id is None else (("correlation_id", self.correlation_id),)
+        return (*self.metadata, *own)
+
+    def matches(self, job: Job) -> bool:
+        """Return whether the JSON fields of a job have these values."""
+        return all(_has(job.metadata, *pair) for pair in self._metadata_pairs) and all(
+            _has(job.payload, *pair) for pair in self.payload
+        )
+
+
+def search_jobs(
+    tx: Transaction, filters: Mapping[str, Any], states: Collection[JobState], search: JobSearch, limit: int,
+    after: str | None, min_attempts: int = 0,
+) -> Page[Job]:  # fmt: skip
+    """Return a page of jobs with these column values that match a search. `filters` has the tenant."""
+    found: dict[str, Job] = {}
+    examined_until = ""  # older jobs were not examined
+    for table, table_states in ((jobs, LIVE), (finished, FINISHED)):
+        wanted = [state.value for state in table_states if state in states or not states]
+        if not wanted:
+            continue
+        conditions = [table.c[name] == value for name, value in filters.items()]
+        conditions += [table.c.state.in_(wanted), *search.row_conditions(table, filters["tenant_id"])]
+        if min_attempts:
+            conditions.append(table.c.attempt >= min_attempts)
+        if after is not None:
+            conditions.append(table.c.id < after)
+        texts = search.text_conditions(table)
+        if texts:
+            newest = select(table.c.id).where(*conditions).order_by(table.c.id.desc())
+            last_examined = tx.execute(newest.limit(1).offset(MAX_EXAMINED - 1)).scalar()
+            examined_until = max(examined_until, last_examined or "")
+        query: Select[Any] = select(table).where(*conditions, *texts)
+        if examined_until:
+            query = query.where(table.c.id >= examined_until)
+        rows = tx.execute(query.order_by(table.c.id.desc()).limit(limit + 1)).all()
+        # A job that finishes between the two queries is in both results: the finished one wins.
+        found |= {row.id: job_from_row(row) for row in rows}
+    newest_found = sorted((job for job in found.values() if job.id >= examined_until), key=lambda job: job.id)[::-1]
+    matching = [job for job in newest_found[:limit] if search.matches(job)]
+    if len(newest_found) > limit:
+        return Page(matching, newest_found[limit - 1].id)
+    return Page(matching, examined_until or None)
+
+
+def _last_name(path: str) -> list[str]:
+    """Return the last name of a path as it is in the JSON text; empty if it only has list indexes."""
+    names = [name for name in path.split(".") if not name.isdecimal()]
+    return [f"{orjson.dumps(names[-1]).decode()}:"] if names else []
+
+
+def _has(document: Any, path: str, value: str) -> bool:
+    """Return whether a JSON document has `value`, compared as text, at a path of names and list indexes."""
+    for name in path.split("."):
+        if isinstance(document, Mapping) and name in document:
+            document = document[name]
+        elif isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        else:
+            return False
+    return document == value or (not isinstance(document, str) and orjson.dumps(document).decode() == value)
