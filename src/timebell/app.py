@@ -11,13 +11,15 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+from zoneinfo import ZoneInfo
 
 from timebell import settings as configuration
 from timebell import tracing, wiring
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.jobs import Jobs
+from timebell.client.options import RunOptions
 from timebell.client.schedule_options import code_hash
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
@@ -30,7 +32,6 @@ from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
 from timebell.engine.wakeups import Wakeups
 from timebell.errors import StoreError
-from timebell.facade import FacadeMixin
 from timebell.feature import Feature
 from timebell.features import FEATURES
 from timebell.ids import new_id
@@ -39,7 +40,7 @@ from timebell.model.policy import OnUnhandled, parse_choice
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.observe.timed_store import TimedStore
-from timebell.recurrence import Spec, tzdata_version, zone
+from timebell.recurrence import Spec, tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.notifications import channel_for
@@ -63,7 +64,7 @@ CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
 """A program without an engine measures the database's clock again after this time."""
 
 
-class Timebell(DecoratorMixin, FacadeMixin):
+class Timebell(DecoratorMixin):
     """A scheduler: handlers, methods that create jobs and schedules, and the engine that runs them.
 
     `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (default: TIMEBELL_DATABASE_URL, then
@@ -84,13 +85,14 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self,
         url: str | None = None,
         *,
-        timezone: str | None = None,
-        on_unhandled: str = "hold",
+        timezone: str | ZoneInfo | None = None,
+        on_unhandled: OnUnhandled | Literal["hold", "complete"] = "hold",
         targets: Iterable[Target] = (),
         clock: Clock | None = None,
         features: Iterable[Feature] = FEATURES,
     ) -> None:
-        self.settings = configuration.load(database_url=url, default_timezone=timezone)
+        default_timezone = None if timezone is None else zone_key(timezone)
+        self.settings = configuration.load(database_url=url, default_timezone=default_timezone)
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
         if self.settings.otel_enabled:
@@ -218,15 +220,16 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._open_task = None
 
     @asynccontextmanager
-    async def running(self, **options: Any) -> AsyncIterator[Service]:
+    async def running(self, **options: Unpack[RunOptions]) -> AsyncIterator[Service]:
         """Run the engine inside another asyncio program until the block ends, then drain.
 
-        `options` override fields of `engine.node.NodeOptions`. Raises StoreError (StoreInUse, SchemaOutdated, ...).
+        `options` (those of `client.options.RunOptions`) override the settings of the node. Raises InvalidInput,
+        StoreError (StoreInUse, SchemaOutdated, ...).
         """
+        node_options = wiring.override_options(wiring.node_options(self.settings), options)
         await self.open()
         self._add_targets()
         now = self.clock.now()
-        node_options = dataclasses.replace(wiring.node_options(self.settings), **options)
         counters = Counters.for_features(self.features)
         for feature in self.features:
             feature.attach_counters(self.targets_by_kind, counters)

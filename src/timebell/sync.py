@@ -247,6 +247,7 @@ class Blocking(BlockingNamespace[FacadeMixin]):
     """`app.sync`, for scripts, Flask and Django. Thread-safe; raises BLOCKING_IN_LOOP if called in an event loop."""
 
     schedule_at = BlockingMethod(FacadeMixin.schedule_at)
+    schedule_in = BlockingMethod(FacadeMixin.schedule_in)
     schedule_many = BlockingMethod(FacadeMixin.schedule_many)
     schedule_repeat = BlockingMethod(FacadeMixin.schedule_repeat)
     save_calendar = BlockingMethod(FacadeMixin.save_calendar)

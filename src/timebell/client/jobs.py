@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from timebell import tracing
 from timebell.client import datetimes
@@ -24,6 +25,7 @@ from timebell.client.validation import (
     unknown_options,
 )
 from timebell.clock import Clock
+from timebell.durations import Duration
 from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload
 from timebell.feature import Feature
 from timebell.ids import new_ids
@@ -45,7 +47,7 @@ class JobSpec:
 
     topic: str
     run_at: datetime | str | None = None
-    timezone: str | None = None
+    timezone: str | ZoneInfo | None = None
     payload: Any = None
     owner_id: str | None = None
     tenant_id: str | None = None
@@ -54,16 +56,16 @@ class JobSpec:
     metadata: Mapping[str, Any] | None = None
     key: str | None = None
     retry: Retry | Mapping[str, Any] | None = None
-    timeout: float | timedelta | None = None
-    queue: str = "default"
-    priority: int = 0
+    timeout: Duration | None = None
+    queue: str | None = None
+    priority: int | None = None
     group: str | None = None
     condition: Any = None
     unless: Mapping[str, str] | None = None
-    expires_after: float | timedelta | None = None
+    expires_after: Duration | None = None
     target: Mapping[str, Any] | str | None = None
-    on_gap: str = "shift"
-    on_fold: str = "first"
+    on_gap: Literal["shift", "error"] = "shift"
+    on_fold: Literal["first", "error"] = "first"
 
 
 def _check_specs(specs: Any) -> list[JobSpec]:
@@ -198,7 +200,8 @@ class Jobs:
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
             target=encode(target, "target") if target else None, target_name=target_name,
             route=route_for(topic, target) if target_name is None else "",
-            queue=check_queue_name(spec.queue), priority=check_priority(spec.priority),
+            queue="default" if spec.queue is None else check_queue_name(spec.queue),
+            priority=0 if spec.priority is None else check_priority(spec.priority),
             group=check_group_name(spec.group), conditions=preconditions.serialize(spec.condition, spec.unless),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else parse_seconds(spec.timeout, "timeout", minimum=0.001),
@@ -282,7 +285,7 @@ class Jobs:
                 return repository.BulkCancelResult(prevented, in_flight)
 
     async def reschedule(
-        self, job_id: str, run_at: datetime | str | None, timezone: str | None, tenant_id: str | None,
+        self, job_id: str, run_at: datetime | str | None, timezone: str | ZoneInfo | None, tenant_id: str | None,
         connection: Any = None,
     ) -> NewJob:  # fmt: skip
         """Replace a pending job by a new one with another time. Raises InvalidInput, NotFound, Conflict."""

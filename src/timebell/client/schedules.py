@@ -40,7 +40,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import OnUnhandled, Overlap, Retry, parse_choice
 from timebell.model.schedule import Action, Revision, Schedule, Upcoming
-from timebell.recurrence import Calendar, Spec, zone
+from timebell.recurrence import Calendar, Spec, zone, zone_key
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import backlogs
@@ -158,7 +158,7 @@ class Schedules:
                 "A schedule requires a time zone.", code="TIMEZONE_MISSING",
                 fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
             )  # fmt: skip
-        zone(timezone)
+        timezone = zone(zone_key(timezone)).name
         bounds = {name: remaining.pop(name, None) for name in ("start", "end", "max_runs")}
         id_ = new_id(now)
         name = check_text(remaining.pop("name", None) or f"{topic}-{id_[-12:]}", "name")
@@ -195,8 +195,8 @@ class Schedules:
         encode(metadata, "metadata")
         return Action(
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
-            queue=check_queue_name(options.pop("queue", "default")),
-            priority=check_priority(options.pop("priority", 0)),
+            queue="default" if (queue := options.pop("queue", None)) is None else check_queue_name(queue),
+            priority=0 if (priority := options.pop("priority", None)) is None else check_priority(priority),
             group=check_group_name(options.pop("group", None)),
             **preconditions.normalize(options.pop("condition", None), options.pop("unless", None)),
             retry=Retry.parse(options.pop("retry", None)),

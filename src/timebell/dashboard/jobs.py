@@ -15,10 +15,10 @@ from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.rendering import HOLD_REASONS, format_json, format_lag, format_seconds, to_datetime
 from timebell.dashboard.views import CurrentView, PageRoute, View
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.model.job import STATE_WORDS
 from timebell.model.payload import read_json
-from timebell.settings import parse_duration
 from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 

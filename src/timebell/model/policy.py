@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from timebell.durations import Duration, parse_duration
 from timebell.errors import InvalidInput
 
 E = TypeVar("E", bound=StrEnum)
@@ -61,17 +62,16 @@ def parse_choice(choices: type[E], value: Any, field: str) -> E:
     return choices(value)
 
 
-def parse_seconds(value: float | timedelta, field: str, *, minimum: float = 0.0) -> float:
+def parse_seconds(value: Duration, field: str, *, minimum: float = 0.0) -> float:
     """Return a duration in seconds. Raises InvalidInput (INVALID_DURATION) below `minimum` or from 1e10 seconds."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value < 1e10:
+    seconds = parse_duration(value) if isinstance(value, timedelta | str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not minimum <= seconds < 1e10:
         raise InvalidInput(
-            f"{field} is {value!r}, which is not a duration of at least {minimum:g} seconds.",
+            f"{field} is {value!r:.60}, which is not a duration of at least {minimum:g} seconds.",
             code="INVALID_DURATION",
-            fix="Use a number of seconds or a timedelta.",
+            fix='Use a timedelta, a number of seconds, or text such as "15m" or "PT15M".',
         )
-    return float(value)
+    return float(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class Retry:
     """The retry policy of failed attempts.
 
     `attempts` is the allowed total, including the first one. Errors, timeouts and lost leases use up attempts; snoozes
-    and drains do not. `delay` and `max_delay` are seconds (or timedeltas). Each pause is lengthened by a random
+    and drains do not. `delay` and `max_delay` are durations (numbers are seconds). Each pause is lengthened by a random
     fraction of up to `jitter`. Raises InvalidInput (INVALID_RETRY, INVALID_DURATION).
     """
 
     attempts: int = 4
-    backoff: Backoff | str = Backoff.EXPONENTIAL
-    delay: float | timedelta = 5.0
-    max_delay: float | timedelta = 600.0
+    backoff: Backoff | Literal["fixed", "linear", "exponential"] = Backoff.EXPONENTIAL
+    delay: Duration = 5.0
+    max_delay: Duration = 600.0
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
