@@ -25,7 +25,7 @@ from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, system_now
-from timebell.decorators import DecoratorMixin
+from timebell.decorators import CodeSchedule, DecoratorMixin
 from timebell.engine.arrival_stream import ArrivalHub
 from timebell.engine.node import Node
 from timebell.engine.service import Service
@@ -40,7 +40,7 @@ from timebell.model.policy import OnUnhandled, parse_choice
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.observe.timed_store import TimedStore
-from timebell.recurrence import Spec, tzdata_version, zone, zone_key
+from timebell.recurrence import tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.notifications import channel_for
@@ -104,7 +104,7 @@ class Timebell(DecoratorMixin):
         self._custom_targets = wiring.validate_custom_targets(targets, self.features)
         self.targets_by_kind: dict[str, Target] = {"handler": self.handlers, **self._custom_targets}
         self.named_targets_by_kind: dict[str, Target] = {}
-        self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
+        self._schedules: list[CodeSchedule] = []
         self._queues: dict[str, Limits] = {}
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
         clock = clock or SystemClock()
@@ -281,7 +281,7 @@ class Timebell(DecoratorMixin):
 
     async def _sync_schedules(self) -> None:
         """Write the schedules defined in code whose code hash changed."""
-        for topic, spec, options in self._schedules:
+        for topic, spec, options, _ in self._schedules:
             since = await self.schedules.find_created_at(options)
             calendar = await self.schedules.find_calendar(options)
             draft = self.schedules.draft(topic, spec, options, self.clock.now(), since, calendar)

@@ -7,7 +7,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from timebell.bound_handler import BoundHandler
 from timebell.client.options import RunOptions, ScheduleOptions
@@ -19,7 +19,7 @@ from timebell.facade import FacadeMixin
 from timebell.model.limits import Limits
 from timebell.model.policy import Retry, parse_seconds
 from timebell.recurrence import Cron, Every, RRule, Spec, parse_cron
-from timebell.targets.handler import Arrived, Handler, Handlers, Middleware, check_pattern
+from timebell.targets.handler import Arrived, Handler, Handlers, Middleware, check_pattern, is_redefinition
 from timebell.targets.payloads import Upgrade
 from timebell.targets.signatures import payload_type_of
 
@@ -32,11 +32,30 @@ M = TypeVar("M", bound=Middleware)
 L = TypeVar("L", bound=Callable[[], AsyncIterator[Any] | AbstractAsyncContextManager[Any]])
 
 
+class CodeSchedule(NamedTuple):
+    """A schedule defined in code: the arguments of `schedule_repeat`, and the function that it decorates."""
+
+    topic: str
+    spec: Spec
+    options: dict[str, Any]
+    function: Callable[..., Any]
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The tenant and the name."""
+        return self.options.get("tenant_id") or "default", self.options["name"]
+
+
+def _location(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return repr(function) if code is None else f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
 class DecoratorMixin(FacadeMixin):
     """The decorators and other declarations of `Timebell`."""
 
     handlers: Handlers
-    _schedules: list[tuple[str, Spec, dict[str, Any]]]
+    _schedules: list[CodeSchedule]
     _queues: dict[str, Limits]
     _lifespan: Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -125,9 +144,27 @@ class DecoratorMixin(FacadeMixin):
             spec = cron if isinstance(cron, Cron) else parse_cron(cron or "")
         schedule_topic = topic or name
         definition = {**options, "payload": payload, "name": name}
-        self._schedules.append((schedule_topic, spec, definition))
         self.schedules.draft(schedule_topic, spec, definition, self.clock.now())  # validates
-        return self.on(schedule_topic)
+        on_topic: Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]] = self.on(schedule_topic)
+
+        def register(function: Callable[[Arrived[P]], R]) -> BoundHandler[P, R]:
+            handler = on_topic(function)
+            self._define_schedule(CodeSchedule(schedule_topic, spec, definition, handler.__wrapped__))
+            return handler
+
+        return register
+
+    def _define_schedule(self, defined: CodeSchedule) -> None:
+        """Add a schedule; it replaces the definition of the same function, which was run before."""
+        for other in self._schedules:
+            if other.identity == defined.identity and not is_redefinition(defined.function, other.function):
+                raise InvalidInput(
+                    f"Two functions define the schedule {defined.options['name']!r}: {_location(other.function)} and"
+                    f" {_location(defined.function)}.",
+                    code="SCHEDULE_DEFINED_TWICE", fix="Rename one of them.",
+                )  # fmt: skip
+        self._schedules[:] = [each for each in self._schedules if each.identity != defined.identity]
+        self._schedules.append(defined)
 
     def middleware(self, function: M) -> M:
         """Wrap every handler call in `async def middleware(event, call_next)`, in the order of registration.

@@ -26,7 +26,7 @@ from timebell.client.validation import (
 )
 from timebell.clock import Clock
 from timebell.durations import Duration
-from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload
+from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload, NotFound
 from timebell.feature import Feature
 from timebell.ids import new_ids
 from timebell.model import page, preconditions
@@ -37,6 +37,7 @@ from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
+from timebell.store.schedules import queries
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
 
@@ -259,7 +260,7 @@ class Jobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         result = await call(repository.cancel, tenant_id, id_, self._clock.now())
         if result is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return result  # type: ignore[no-any-return]
 
     async def cancel_matching(self, filters: Mapping[str, Any], tenant_id: str) -> repository.BulkCancelResult:
@@ -383,8 +384,18 @@ class Jobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         job: Job | None = await call(repository.find_job, tenant_id, parse_job_id(job_id))
         if job is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return job
+
+    async def _missing(self, job_id: str, tenant_id: str | None, call: Any) -> NotFound:
+        """Return the error for an id that is not that of a job."""
+        schedule = await call(queries.find_schedule, tenant_id or "default", id_=parse_job_id(job_id))
+        if schedule is None:
+            return job_not_found(job_id)
+        return NotFound(
+            f"{job_id} is the schedule {schedule.name!r}, not a job.", code="JOB_NOT_FOUND",
+            fix="Use the methods of app.schedules, or list its jobs: app.list(schedule_id=...).",
+        )  # fmt: skip
 
     async def list(
         self, filters: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None,

@@ -184,7 +184,7 @@ class Schedules:
 
     def _build_action(self, topic: str, options: dict[str, Any]) -> Action:
         """Return the action of each occurrence; removes its options from `options`."""
-        labels = {name: options.pop(name, None) for name in ("owner_id", "correlation_id")}
+        labels = {name: options.pop(name, None) for name in ("owner_id", "correlation_id", "client_request_id")}
         metadata = tracing.current_context() | merge_labels(options.pop("metadata", None), labels)
         on_unhandled = options.pop("on_unhandled", None)
         on_unhandled = None if on_unhandled is None else parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
@@ -418,11 +418,14 @@ class Schedules:
         return result
 
     async def list(
-        self, tenant_id: str | None, limit: int, cursor: str | None, *, name: str | None = None,
+        self, tenant_id: str | None = "default", limit: int = 50, cursor: str | None = None, *, name: str | None = None,
         enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = queries.ANY_LABELS,
         contains: str | None = None,
     ) -> Page[Schedule]:  # fmt: skip
-        """Return a page of schedules, newest first. Filters are combined with AND; `contains` searches the name."""
+        """Return a page of the schedules of a tenant (None: of all tenants), newest first.
+
+        Filters are combined with AND; `contains` searches the name. `limit` is 1 to 500. Raises InvalidInput.
+        """
         await self._ensure_open()
         filters: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
         filters["contains"] = contains

@@ -16,7 +16,7 @@ from types import CoroutineType
 from typing import Any
 
 from timebell import tracing
-from timebell.engine.completions import Completions, encode_result
+from timebell.engine.completions import Completions, encode_result, warn_result_not_stored
 from timebell.engine.delivery import Deliverer, StartedCall
 from timebell.engine.node import DEFAULT_SCHEDULE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS, Node
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
@@ -141,6 +141,8 @@ class FastPath:
         completion = Completion(attempt.id, attempt.number, JobState.COMPLETED, now)
         if result is not None:
             completion.result, completion.reason = encode_result(result)
+            if completion.reason is not None:
+                warn_result_not_stored(attempt, completion)
         return completion
 
     def complete(self, running: RunningAttempt, handler: FastHandler, completion: Completion, duration: float) -> None:

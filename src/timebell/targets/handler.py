@@ -136,6 +136,11 @@ class Handler:
                 f"{self.function!r:.100} cannot be a handler of {self.pattern}.", code="INVALID_HANDLER",
                 fix="A handler takes the event: async def handle(event: Arrived) -> None.",
             )  # fmt: skip
+        if _is_generator(self.function):
+            raise InvalidInput(
+                f"{self.function!r:.100} contains yield, so calling it would not run it.", code="INVALID_HANDLER",
+                fix="Return the result instead. To process items one by one, use a loop inside the handler.",
+            )  # fmt: skip
         object.__setattr__(self, "is_async", _is_async(self.function))
 
     def matches(self, topic: str) -> bool:
@@ -143,6 +148,10 @@ class Handler:
         if self.pattern == "*" or self.pattern == topic:
             return True
         return self.pattern.endswith(".*") and topic.startswith(self.pattern[:-1])
+
+    def is_redefinition_of(self, other: Handler) -> bool:
+        """True if both are one function of a module, defined again for the same pattern."""
+        return self.pattern == other.pattern and is_redefinition(self.function, other.function)
 
 
 @dataclass(slots=True)
@@ -174,7 +183,8 @@ class Handlers:
         """The node's clock, for detecting blocking handlers."""
 
     def add(self, handler: Handler) -> None:
-        """Register a handler."""
+        """Register a handler; it replaces the same function, of a notebook cell or module that was run before."""
+        self._handlers = [each for each in self._handlers if not handler.is_redefinition_of(each)]
         self._handlers.append(handler)
         self.handlers_for.cache_clear()
         self.fast_path_handler.cache_clear()
@@ -263,7 +273,9 @@ class Handlers:
         for handler, event in zip(handlers, events, strict=True):
             try:
                 results.append(await self._start_call(handler, event))
-            except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as exc:  # sys.exit() in a handler must not stop the engine
                 first_error = exc if first_error is None else first_error
         if first_error is None:
             return Outcome.ok(results[0] if results else None)
@@ -328,9 +340,9 @@ async def call_outcome(call: Awaitable[Any]) -> Outcome:
     """Await a handler call and return its outcome. Snooze and Cancel propagate."""
     try:
         return Outcome.ok(await call)
-    except (Snooze, Cancel):
+    except (Snooze, Cancel, asyncio.CancelledError, GeneratorExit):
         raise
-    except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
+    except BaseException as exc:  # sys.exit() in a handler must not stop the engine
         return Outcome.failed(type(exc).__name__, _describe_exception(exc))
 
 
@@ -345,6 +357,13 @@ def _accepts_event(function: Callable[..., Any]) -> bool:
     return True
 
 
+def is_redefinition(function: Any, other: Any) -> bool:
+    """True if a function of a module, such as a notebook cell, was defined again; not for local functions."""
+    name, module = getattr(function, "__qualname__", "<"), getattr(function, "__module__", None)
+    same = (name, module) == (getattr(other, "__qualname__", None), getattr(other, "__module__", None))
+    return same and "<" not in name
+
+
 async def _call_middleware(middleware: Middleware, call_next: CallNext, event: Arrived) -> Any:
     return await middleware(event, call_next)
 
@@ -352,6 +371,14 @@ async def _call_middleware(middleware: Middleware, call_next: CallNext, event: A
 def _is_async(function: Any) -> bool:
     """True if calling it returns a coroutine; also for callable objects with an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _is_generator(function: Any) -> bool:
+    """True if calling it returns a generator; also for callable objects with such a `__call__`."""
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+    )
 
 
 def _build_events(delivery: Delivery, handlers: list[Handler], state: Any) -> list[Arrived]:
