@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from timebell.bound_handler import BoundHandler
@@ -44,6 +46,16 @@ class CodeSchedule(NamedTuple):
     def identity(self) -> tuple[str, str]:
         """The tenant and the name."""
         return self.options.get("tenant_id") or "default", self.options["name"]
+
+
+def program_name(function: Any) -> str:
+    """Return the program of a function: the package or script that contains it, however that was started."""
+    module = getattr(function, "__module__", None) or "__main__"
+    if module == "__main__":
+        main = sys.modules.get("__main__")
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else module
+    return str(module).partition(".")[0]
 
 
 def _location(function: Any) -> str:

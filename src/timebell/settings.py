@@ -43,6 +43,7 @@ class Settings:
     secret_key: str | None = _setting(None, "secret")
     default_timezone: str | None = _setting(None, "text")
     app: str | None = _setting(None, "text")
+    deployment: str | None = _setting(None, "text")
     node_name: str = _setting(lambda: f"{os.uname().nodename}-{os.getpid()}", "text")
     roles: str = _setting(",".join(ROLES), "list", choices=ROLES)
     worker_concurrency: int = _setting(500, "int", minimum=1, maximum=100_000)

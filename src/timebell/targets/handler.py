@@ -205,6 +205,10 @@ class Handlers:
         copied._handlers, copied._middleware = list(self._handlers), list(self._middleware)
         return copied
 
+    def functions(self) -> list[HandlerFunction]:
+        """Return the registered functions."""
+        return [handler.function for handler in self._handlers]
+
     def __len__(self) -> int:
         return len(self._handlers)
 
