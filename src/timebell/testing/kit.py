@@ -15,6 +15,7 @@ from timebell.errors import InvalidInstant
 from timebell.model.job import JobState
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
+from timebell.sim.loop import VirtualLoop
 from timebell.sim.run_log import Run
 from timebell.sim.world import World
 
@@ -48,11 +49,16 @@ class AsyncTimeControl:
         self._world = world
 
     async def advance(self, **spans: float) -> Runs:
-        """Advance time like `Kit.advance`."""
+        """Advance time like `Kit.advance`. Raises RuntimeError on an event loop on which virtual time does not pass."""
         return await self.jump_to(self._world.now + timedelta(**spans))
 
     async def jump_to(self, instant: datetime | str) -> Runs:
-        """Advance time like `Kit.jump_to`."""
+        """Advance time like `Kit.jump_to`. Raises RuntimeError on an event loop on which virtual time does not pass."""
+        if not isinstance(asyncio.get_running_loop(), VirtualLoop):
+            raise RuntimeError(
+                "This code runs on another event loop than the fixture, so virtual time does not pass. Request the"
+                " fixture `timebell` in the test itself, or call timebell.advance(...) from a plain function."
+            )
         await self._world.until(_to_instant(instant))
         return Runs(self._world.runs())
 
