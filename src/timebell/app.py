@@ -79,8 +79,7 @@ class Timebell(DecoratorMixin):
     live node handles: `hold` them until one does, or `complete` them with `listeners: 0`. `targets` are custom target
     kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. `features` are the parts of
     the product beyond jobs and schedules: see `timebell.feature`. `prune` deletes schedules that were removed from the
-    code, instead of pausing them. The constructor opens no connection and starts no
-    thread. Raises InvalidInput.
+    code, instead of pausing them. The constructor opens no connection and starts no thread. Raises InvalidInput.
     """
 
     campaigns: Campaigns
@@ -195,6 +194,14 @@ class Timebell(DecoratorMixin):
         ):
             with contextlib.suppress(StoreError):  # the calling method reports an unreachable store itself
                 await self._measure_clock()
+
+    async def upgrade(self) -> str:
+        """Create the tables, or upgrade them to this release; return their version. Safe while nodes are running.
+
+        Raises StoreUnreachable, SchemaOutdated.
+        """
+        _, version = await upgrade(self.settings.database_url)
+        return version
 
     def _is_open(self) -> bool:
         task = self._open_task

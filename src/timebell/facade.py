@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from zoneinfo import ZoneInfo
 
 from timebell import tracing
+from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.created import job_from_new, lazy_jobs
 from timebell.client.jobs import Jobs, JobSpec, build_spec
@@ -22,8 +23,8 @@ from timebell.engine.arrival_stream import ArrivalHub, ArrivalStream
 from timebell.engine.leader import repair
 from timebell.engine.leader.continuous_audit import AuditResult
 from timebell.engine.service import Service
-from timebell.errors import Refused
-from timebell.model.job import Job, UniformJobs
+from timebell.errors import JobFailed, Refused, WaitTimeout
+from timebell.model.job import FINISHED, Job, JobState, UniformJobs
 from timebell.model.page import Page
 from timebell.model.policy import parse_seconds
 from timebell.model.repair_report import RepairReport
@@ -38,6 +39,9 @@ from timebell.store.jobs.repository import BulkCancelResult, CancelResult
 from timebell.store.notifications import channel_for
 from timebell.store.schedules.calendars import SavedCalendar
 from timebell.targets.handler import Arrived, check_pattern
+
+MIN_WAIT_POLL_SECONDS, MAX_WAIT_POLL_SECONDS = 0.02, 1.0
+"""The pauses between reads of a job that `wait` waits for."""
 
 
 class FacadeMixin(ABC):
@@ -252,6 +256,30 @@ class FacadeMixin(ABC):
     async def get(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """Return one job, live or finished. Raises NotFound."""
         return await self.jobs.get(job_id, tenant_id)
+
+    async def wait(self, job_id: str, timeout: Duration | None = None, *, tenant_id: str | None = None) -> Job:
+        """Wait until a job is final, and return it if it completed.
+
+        `timeout` is a duration (numbers are seconds); None waits for ever. Raises NotFound, JobFailed (the job failed,
+        was cancelled or skipped), WaitTimeout.
+        """
+        limit = None if timeout is None else parse_seconds(timeout, "timeout")
+        await self.open()
+        deadline = None if limit is None else self.clock.now() + timedelta(seconds=limit)
+        alarm, pause = Alarm(self.clock), MIN_WAIT_POLL_SECONDS
+        try:
+            while (job := await self.get(job_id, tenant_id=tenant_id)).state not in FINISHED:
+                now = self.clock.now()
+                if deadline is not None and now >= deadline:
+                    raise WaitTimeout(f"Job {job_id} is {job.state} after {limit:g} seconds.", fix="Wait again.")
+                next_poll_at = now + timedelta(seconds=pause)
+                await alarm.wait(next_poll_at if deadline is None else min(next_poll_at, deadline))
+                pause = min(pause * 1.5, MAX_WAIT_POLL_SECONDS)
+        finally:
+            alarm.close()
+        if job.state is not JobState.COMPLETED:
+            raise JobFailed(f"Job {job_id} is {job.state}: {job.error or job.reason or 'no reason is known'}.")
+        return job
 
     async def list(
         self,

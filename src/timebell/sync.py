@@ -259,6 +259,7 @@ class Blocking(BlockingNamespace[FacadeMixin]):
     redeliver = BlockingMethod(FacadeMixin.redeliver)
     erase = BlockingMethod(FacadeMixin.erase)
     get = BlockingMethod(FacadeMixin.get)
+    wait = BlockingMethod(FacadeMixin.wait)
     list = BlockingMethod(FacadeMixin.list)
     pause_queue = BlockingMethod(FacadeMixin.pause_queue)
     resume_queue = BlockingMethod(FacadeMixin.resume_queue)
@@ -285,6 +286,10 @@ class Blocking(BlockingNamespace[FacadeMixin]):
     def open(self) -> None:
         """Open the store; every method does so itself. Raises StoreUnreachable, SchemaOutdated."""
         self._portal.call(lambda app: app.open())
+
+    def upgrade(self) -> str:
+        """Create the tables, or upgrade them to this release; return their version."""
+        return self._portal.call(lambda app: app.upgrade())
 
     def close(self) -> None:
         """Close the connections; the next call opens them again. Also runs at exit."""

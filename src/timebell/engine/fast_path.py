@@ -83,7 +83,9 @@ class FastPath:
             if rest is not None:
                 # The attempts after it probably do not finish either: each gets its own task.
                 handler.finishes_immediately = False
-                return group.popleft(), StartedCall(rest, started_at, _timeout_of(running.attempt, handler))
+                return group.popleft(), StartedCall(
+                    rest, started_at, _timeout_of(running.attempt, handler), handler.retry
+                )
             started_at, step_started_at = monotonic(), step_ended_at
             if started_at >= stale:
                 now, stale = node.clock.now(), started_at + CLOCK_REUSE_SECONDS

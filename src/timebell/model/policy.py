@@ -88,8 +88,20 @@ class Retry:
     delay: Duration = 5.0
     max_delay: Duration = 600.0
     jitter: float = 0.1
+    retry_on: tuple[type[BaseException], ...] = ()
+    """Only these exceptions of the handler are retried; empty: all. For `@app.on` only."""
+    fail_on: tuple[type[BaseException], ...] = ()
+    """These exceptions of the handler are not retried. For `@app.on` only."""
 
     def __post_init__(self) -> None:
+        for name in ("retry_on", "fail_on"):
+            kinds = getattr(self, name)
+            kinds = tuple(kinds) if isinstance(kinds, tuple | list) else (kinds,)
+            if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+                raise InvalidInput(
+                    f"retry {name} is {kinds!r:.60}.", code="INVALID_RETRY", fix=f"Use {name}=(TimeoutError, OSError)."
+                )
+            object.__setattr__(self, name, kinds)
         is_integer = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
         if not is_integer or not 1 <= self.attempts <= 1000:
             raise InvalidInput(
@@ -122,8 +134,19 @@ class Retry:
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON, durations in seconds."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"backoff": str(self.backoff)}
+        """Return the fields as JSON, durations in seconds. Raises InvalidInput for exceptions, which are code."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        exceptions = (*fields.pop("retry_on"), *fields.pop("fail_on"))
+        if exceptions:
+            raise InvalidInput(
+                "retry_on and fail_on cannot be stored with a job or schedule.", code="INVALID_RETRY",
+                fix="Specify them for the handler: @app.on(topic, retry=Retry(retry_on=...)).",
+            )  # fmt: skip
+        return fields | {"backoff": str(self.backoff)}
+
+    def is_retryable(self, error: BaseException) -> bool:
+        """Return whether an exception of the handler permits another attempt."""
+        return not isinstance(error, self.fail_on) and (not self.retry_on or isinstance(error, self.retry_on))
 
     def pause_seconds(self, attempts_used: int, jitter_fraction: float) -> float:
         """Return the seconds to wait after the `attempts_used`-th failed attempt.

@@ -111,6 +111,14 @@ class Cancel(Exception):
         super().__init__(reason)
 
 
+class Fail(Exception):
+    """Raise in a handler to fail the job at once, whatever attempts are left: it becomes a dead letter."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
 HandlerFunction = Callable[[Arrived], Awaitable[Any] | Any]
 CallNext = Callable[[Arrived], Awaitable[Any]]
 Middleware = Callable[[Arrived, CallNext], Awaitable[Any]]
@@ -161,6 +169,7 @@ class FastHandler:
     function: Callable[[Arrived], Coroutine[Any, Any, Any]]
     timeout: float | None
     payload: PayloadType | None
+    retry: Retry | None = None
     finishes_immediately: bool = True
     """True if its last call finished in the first step."""
 
@@ -224,7 +233,7 @@ class Handlers:
         code = getattr(function, "__code__", None)  # None for callable objects, which may not be coroutine functions
         if code is None or not code.co_flags & inspect.CO_COROUTINE:
             return None
-        return FastHandler(function, matching[0].timeout, matching[0].payload)
+        return FastHandler(function, matching[0].timeout, matching[0].payload, matching[0].retry)
 
     def routes(self, *, is_async: bool) -> Routes:
         """Return the routes of the async or of the sync handlers."""
@@ -274,18 +283,20 @@ class Handlers:
             return Outcome.failed(error.code, error.message, retryable=False)
         results: list[Any] = []
         first_error: BaseException | None = None
+        retry: Retry | None = None
         for handler, event in zip(handlers, events, strict=True):
             try:
                 results.append(await self._start_call(handler, event))
             except (asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as exc:  # sys.exit() in a handler must not stop the engine
-                first_error = exc if first_error is None else first_error
+                if first_error is None:
+                    first_error, retry = exc, handler.retry
         if first_error is None:
             return Outcome.ok(results[0] if results else None)
         if isinstance(first_error, Snooze | Cancel):
             raise first_error
-        return Outcome.failed(type(first_error).__name__, _describe_exception(first_error))
+        return _failure_of(first_error, retry)
 
     def _start_call(self, handler: Handler, event: Arrived) -> Awaitable[Any]:
         is_direct = handler.is_async and not self._middleware  # called directly, without an intermediate coroutine
@@ -340,14 +351,20 @@ def build_event(
     return event
 
 
-async def call_outcome(call: Awaitable[Any]) -> Outcome:
-    """Await a handler call and return its outcome. Snooze and Cancel propagate."""
+def _failure_of(error: BaseException, retry: Retry | None) -> Outcome:
+    """Return the outcome of an attempt whose handler, with this retry policy, raised an exception."""
+    retryable = not isinstance(error, Fail) and (retry is None or retry.is_retryable(error))
+    return Outcome.failed(type(error).__name__, _describe_exception(error), retryable=retryable)
+
+
+async def call_outcome(call: Awaitable[Any], retry: Retry | None) -> Outcome:
+    """Await a call of a handler with this retry policy, and return its outcome. Snooze and Cancel propagate."""
     try:
         return Outcome.ok(await call)
     except (Snooze, Cancel, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as exc:  # sys.exit() in a handler must not stop the engine
-        return Outcome.failed(type(exc).__name__, _describe_exception(exc))
+        return _failure_of(exc, retry)
 
 
 def _accepts_event(function: Callable[..., Any]) -> bool:
