@@ -135,8 +135,9 @@ def upgrade() -> None:
         sa.Column("state", sa.String(8), nullable=False),
         sa.Column("code", sa.String(100)),
         sa.Column("message_id", sa.Text()),
-        postgresql_with={"fillfactor": 42},
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)")
     op.create_index("timebell_campaign_deliveries_chunk", "timebell_campaign_deliveries", ["campaign_id", "chunk"])
     op.create_table(
         "timebell_campaigns",
