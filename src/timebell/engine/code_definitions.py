@@ -25,7 +25,8 @@ class CodeDefinitions:
             return None
         if self._are_applied:
             newest = await node.store.run(deployments.find_newest_deployment, node.deployment.program)
-            if newest == node.deployment.id or not node.store.multi_node:
+            is_newest = newest == node.deployment.id
+            if is_newest and await node.store.run(deployments.are_definitions_applied, node.deployment):
                 return None
         were_applied, self._are_applied = self._are_applied, await node.apply_definitions()
         if self._are_applied and were_applied is False:

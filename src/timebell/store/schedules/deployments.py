@@ -107,14 +107,12 @@ def apply_definitions(
     return AppliedDefinitions(tuple(retired), tuple(resumed))
 
 
-def prune_removed(tx: Transaction, tenant_id: str, build: JobBuilder, now: datetime) -> list[str]:
-    """Delete the schedules of a tenant that were removed from code; return their names."""
-    removed = tx.execute(
-        select(schedules.c.id, schedules.c.name).where(
-            schedules.c.tenant_id == tenant_id, schedules.c.code_hash.is_not(None),
-            schedules.c.pause_reason == REMOVED_FROM_CODE,
-        )
-    ).all()  # fmt: skip
-    for row in removed:
-        delete_schedule(tx, tenant_id, row.id, build, now)
-    return [row.name for row in removed]
+def are_definitions_applied(tx: Transaction, deployment: Deployment) -> bool:
+    """Return whether no other deployment has written over the definitions since this one applied them.
+
+    A newer deployment may have started and stopped between two heartbeats of this node.
+    """
+    of_others = deployments.c.program == deployment.program, deployments.c.id != deployment.id
+    written_by_others = schedules.c.enabled & schedules.c.deployment.in_(select(deployments.c.id).where(*of_others))
+    retired = (schedules.c.deployment == deployment.id) & (schedules.c.pause_reason == REMOVED_FROM_CODE)
+    return tx.execute(select(schedules.c.id).where(written_by_others | retired).limit(1)).first() is None
