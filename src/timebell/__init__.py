@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from timebell.client.jobs import JobSpec
     from timebell.model.policy import Retry
     from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, RRule
-    from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, CallNext, Cancel, Snooze, arrived_event_name
+    from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, CallNext, Cancel, Fail, Snooze, arrived_event_name
 
 __all__ = [
     "SCHEDULE_ARRIVED",
@@ -23,6 +23,7 @@ __all__ = [
     "Cron",
     "Dates",
     "Every",
+    "Fail",
     "Hours",
     "JobSpec",
     "RRule",
@@ -39,7 +40,15 @@ _EXPORTS = {
     "timebell.client.jobs": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
     "timebell.recurrence": ("Calendar", "Cron", "Dates", "Every", "Hours", "RRule"),
-    "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "CallNext", "Cancel", "Snooze", "arrived_event_name"),
+    "timebell.targets.handler": (
+        "SCHEDULE_ARRIVED",
+        "Arrived",
+        "CallNext",
+        "Cancel",
+        "Fail",
+        "Snooze",
+        "arrived_event_name",
+    ),
 }
 _MODULE_BY_NAME = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -8,29 +8,33 @@ import copy
 import dataclasses
 import functools
 import gc
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+from zoneinfo import ZoneInfo
 
 from timebell import settings as configuration
 from timebell import tracing, wiring
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.jobs import Jobs
+from timebell.client.options import RunOptions
 from timebell.client.schedule_options import code_hash
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, system_now
-from timebell.decorators import DecoratorMixin
+from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
 from timebell.engine.arrival_stream import ArrivalHub
 from timebell.engine.node import Node
+from timebell.engine.planner import build_job
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
 from timebell.engine.wakeups import Wakeups
 from timebell.errors import StoreError
-from timebell.facade import FacadeMixin
 from timebell.feature import Feature
 from timebell.features import FEATURES
 from timebell.ids import new_id
@@ -40,11 +44,13 @@ from timebell.model.policy import OnUnhandled, parse_choice
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.observe.timed_store import TimedStore
-from timebell.recurrence import Spec, tzdata_version, zone
+from timebell.recurrence import tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.notifications import channel_for
 from timebell.store.open import is_compatible, open_store, schema_version, upgrade
+from timebell.store.schedules import deployments
+from timebell.store.schedules.deployments import Deployment
 from timebell.store.subscribers import Subscribers
 from timebell.store.version import HEAD, schema_outdated
 from timebell.sync import Blocking
@@ -60,19 +66,21 @@ if TYPE_CHECKING:
     from timebell.features.triggers.client.connections import Connections
     from timebell.features.triggers.client.triggers import Triggers
 
+log = logging.getLogger("timebell.app")
+
 CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
 """A program without an engine measures the database's clock again after this time."""
 
 
-class Timebell(DecoratorMixin, FacadeMixin):
+class Timebell(DecoratorMixin):
     """A scheduler: handlers, methods that create jobs and schedules, and the engine that runs them.
 
     `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (default: TIMEBELL_DATABASE_URL, then
     `sqlite:///timebell.db`). `timezone` is the default IANA zone. `on_unhandled` applies to due jobs whose topic no
     live node handles: `hold` them until one does, or `complete` them with `listeners: 0`. `targets` are custom target
     kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. `features` are the parts of
-    the product beyond jobs and schedules: see `timebell.feature`. The constructor opens no connection and starts no
-    thread. Raises InvalidInput.
+    the product beyond jobs and schedules: see `timebell.feature`. `prune` deletes schedules that were removed from the
+    code, instead of pausing them. The constructor opens no connection and starts no thread. Raises InvalidInput.
     """
 
     campaigns: Campaigns
@@ -85,13 +93,15 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self,
         url: str | None = None,
         *,
-        timezone: str | None = None,
-        on_unhandled: str = "hold",
+        timezone: str | ZoneInfo | None = None,
+        on_unhandled: OnUnhandled | Literal["hold", "complete"] = "hold",
         targets: Iterable[Target] = (),
         clock: Clock | None = None,
         features: Iterable[Feature] = FEATURES,
+        prune: bool = False,
     ) -> None:
-        self.settings = configuration.load(database_url=url, default_timezone=timezone)
+        default_timezone = None if timezone is None else zone_key(timezone)
+        self.settings = configuration.load(database_url=url, default_timezone=default_timezone)
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
         if self.settings.otel_enabled:
@@ -103,7 +113,8 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._custom_targets = wiring.validate_custom_targets(targets, self.features)
         self.targets_by_kind: dict[str, Target] = {"handler": self.handlers, **self._custom_targets}
         self.named_targets_by_kind: dict[str, Target] = {}
-        self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
+        self._schedules: list[CodeSchedule] = []
+        self._prune = prune
         self._queues: dict[str, Limits] = {}
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
         clock = clock or SystemClock()
@@ -185,6 +196,14 @@ class Timebell(DecoratorMixin, FacadeMixin):
             with contextlib.suppress(StoreError):  # the calling method reports an unreachable store itself
                 await self._measure_clock()
 
+    async def upgrade(self) -> str:
+        """Create the tables, or upgrade them to this release; return their version. Safe while nodes are running.
+
+        Raises StoreUnreachable, SchemaOutdated.
+        """
+        _, version = await upgrade(self.settings.database_url)
+        return version
+
     def _is_open(self) -> bool:
         task = self._open_task
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
@@ -219,15 +238,16 @@ class Timebell(DecoratorMixin, FacadeMixin):
         self._open_task = None
 
     @asynccontextmanager
-    async def running(self, **options: Any) -> AsyncIterator[Service]:
+    async def running(self, **options: Unpack[RunOptions]) -> AsyncIterator[Service]:
         """Run the engine inside another asyncio program until the block ends, then drain.
 
-        `options` override fields of `engine.node.NodeOptions`. Raises StoreError (StoreInUse, SchemaOutdated, ...).
+        `options` (those of `client.options.RunOptions`) override the settings of the node. Raises InvalidInput,
+        StoreError (StoreInUse, SchemaOutdated, ...).
         """
+        node_options = wiring.override_options(wiring.node_options(self.settings), options)
         await self.open()
         self._add_targets()
         now = self.clock.now()
-        node_options = dataclasses.replace(wiring.node_options(self.settings), **options)
         counters = Counters.for_features(self.features)
         for feature in self.features:
             feature.attach_counters(self.targets_by_kind, counters)
@@ -241,14 +261,15 @@ class Timebell(DecoratorMixin, FacadeMixin):
             audit_destinations=wiring.create_audit_destinations(self.settings, self.clock.now),
             alert_channels=Channels(self.settings.alert_urls), mask=Mask(self.settings),
             arrivals=self._arrival_hub,
+            deployment=self._deployment(),
         )  # fmt: skip
+        node.apply_definitions = functools.partial(self._apply_definitions, node)
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():
             await self.store.run(queues.set_limits, name, limits)
         async with self._lifespan() as self.handlers.state, service.running():
             self.service = service
             try:
-                await self._sync_schedules()
                 yield service
             finally:
                 self.service = None
@@ -279,14 +300,36 @@ class Timebell(DecoratorMixin, FacadeMixin):
                     waits.append(asyncio.create_task(service.wait_until_idle()))
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _sync_schedules(self) -> None:
-        """Write the schedules defined in code whose code hash changed."""
-        for topic, spec, options in self._schedules:
+    def _deployment(self) -> Deployment | None:
+        """Return the release of this program; None if it defines nothing."""
+        functions = [defined.function for defined in self._schedules] or self.handlers.functions()
+        if not functions:
+            return None
+        hashes = sorted(
+            (*defined.identity, code_hash(defined.spec, defined.topic, defined.options)) for defined in self._schedules
+        )
+        program = program_name(functions[0])
+        release = self.settings.deployment or sha256(repr(hashes).encode()).hexdigest()[:16]
+        return Deployment(f"{program}@{release}"[:200], program[:200], len(self._schedules))
+
+    async def _apply_definitions(self, node: Node) -> bool:
+        """Write the schedules defined in code; return False if a newer deployment has a live node."""
+        assert node.deployment is not None
+        drafts = []
+        for topic, spec, options, _ in self._schedules:
             since = await self.schedules.find_created_at(options)
             calendar = await self.schedules.find_calendar(options)
             draft = self.schedules.draft(topic, spec, options, self.clock.now(), since, calendar)
             draft_with_hash = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
-            await self.schedules.put(draft_with_hash, replace=True)
+            drafts.append(draft_with_hash)
+        applied = await self.store.run(
+            deployments.apply_definitions, node.deployment, drafts, build_job, self.clock.now(), prune=self._prune,
+            node_id=None if self.store.multi_node else node.id,
+        )  # fmt: skip
+        if applied is not None and applied.retired:
+            action = "deleted" if self._prune else "paused"
+            log.warning("%s schedules that were removed from code: %s", action, ", ".join(applied.retired))
+        return applied is not None
 
     def _add_targets(self) -> None:
         """Create the targets for which this node is configured; it does not claim jobs for other targets."""

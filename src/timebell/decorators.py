@@ -4,41 +4,75 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from abc import ABC, abstractmethod
+import sys
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
-from typing import Any, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast, overload
 
-from timebell.client.schedules import Schedules
+from timebell.bound_handler import BoundHandler
+from timebell.client.options import RunOptions, ScheduleOptions
 from timebell.client.validation import check_queue_name
-from timebell.clock import Clock
+from timebell.durations import Duration
 from timebell.engine.service import Service
 from timebell.errors import InvalidInput
+from timebell.facade import FacadeMixin
 from timebell.model.limits import Limits
 from timebell.model.policy import Retry, parse_seconds
-from timebell.recurrence import Every, RRule, Spec, parse_cron
-from timebell.targets.handler import Handler, HandlerFunction, Handlers, Middleware, check_pattern
+from timebell.recurrence import Cron, Every, RRule, Spec, parse_cron
+from timebell.targets.handler import Arrived, Handler, Handlers, Middleware, check_pattern, is_redefinition
 from timebell.targets.payloads import Upgrade
 from timebell.targets.signatures import payload_type_of
 
-F = TypeVar("F", bound=HandlerFunction)
+if TYPE_CHECKING:
+    from timebell.app import Timebell
+
+P = TypeVar("P")
+R = TypeVar("R")
 M = TypeVar("M", bound=Middleware)
 L = TypeVar("L", bound=Callable[[], AsyncIterator[Any] | AbstractAsyncContextManager[Any]])
 
 
-class DecoratorMixin(ABC):
+class CodeSchedule(NamedTuple):
+    """A schedule defined in code: the arguments of `schedule_repeat`, and the function that it decorates."""
+
+    topic: str
+    spec: Spec
+    options: dict[str, Any]
+    function: Callable[..., Any]
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The tenant and the name."""
+        return self.options.get("tenant_id") or "default", self.options["name"]
+
+
+def program_name(function: Any) -> str:
+    """Return the program of a function: the package or script that contains it, however that was started."""
+    module = getattr(function, "__module__", None) or "__main__"
+    if module == "__main__":
+        main = sys.modules.get("__main__")
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else module
+    return str(module).partition(".")[0]
+
+
+def _location(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return repr(function) if code is None else f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+class DecoratorMixin(FacadeMixin):
     """The decorators and other declarations of `Timebell`."""
 
     handlers: Handlers
-    schedules: Schedules
-    clock: Clock
-    _schedules: list[tuple[str, Spec, dict[str, Any]]]
+    _schedules: list[CodeSchedule]
     _queues: dict[str, Limits]
     _lifespan: Callable[[], AbstractAsyncContextManager[Any]]
 
     @abstractmethod
-    def running(self, **options: Any) -> AbstractAsyncContextManager[Service]:
+    def running(self, **options: Unpack[RunOptions]) -> AbstractAsyncContextManager[Service]:
         """Run the engine until the block ends."""
 
     @abstractmethod
@@ -50,62 +84,99 @@ class DecoratorMixin(ABC):
         topic: str,
         *,
         retry: Retry | Mapping[str, Any] | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Duration | None = None,
         handles: bool | None = None,
         version: int = 1,
         upgrade: Mapping[int, Upgrade] | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]:
         """Register the decorated function for a topic, a prefix (`billing.*`) or all topics (`*`).
 
-        The function takes an `Arrived`; async functions run on the event loop, others in threads. `retry` and `timeout`
-        (seconds or a timedelta) are the defaults of jobs without their own. `handles` is whether this node counts as
-        handling the topic; the default is True except for `*`. For a function that takes `Arrived[Reminder]`, payloads
-        are validated when jobs are created here and when they are due: `version` is the current version of that type,
-        and `upgrade` maps each older version to a function that converts its payloads to the next one, such as
-        `{1: from_1_to_2}`. Raises InvalidInput.
+        The function takes an `Arrived`; async functions run on the event loop, others in threads. It becomes a handler
+        object: called like the function, and with methods that create its jobs, such as `remind.schedule_at(...)`.
+        `retry` and `timeout` (a duration; numbers are seconds) are the defaults of jobs without their own. `handles` is
+        whether this node counts as handling the topic; the default is True except for `*`. For a function that takes
+        `Arrived[Reminder]`, payloads are validated when jobs are created here and when they are due: `version` is the
+        current version of that type, and `upgrade` maps each older version to a function that converts its payloads to
+        the next one, such as `{1: from_1_to_2}`. Raises InvalidInput.
         """
         check_pattern(topic)
         handler_retry = Retry.parse(retry)
         timeout_seconds = None if timeout is None else parse_seconds(timeout, "timeout", minimum=0.001)
         handles_topic = topic != "*" if handles is None else handles
 
-        def register(function: F) -> F:
+        def register(function: Callable[[Arrived[P]], R]) -> BoundHandler[P, R]:
+            if isinstance(function, BoundHandler):  # decorated twice: each topic has an object of its own
+                function = function.__wrapped__
             payload_type = payload_type_of(function, version, upgrade)
             self.handlers.add(Handler(topic, function, handler_retry, timeout_seconds, handles_topic, payload_type))
-            return function
+            return BoundHandler(cast("Timebell", self), topic, function)
 
         return register
 
+    @overload
+    def schedule(
+        self, name: str, *, cron: str | Cron, topic: str | None = None, payload: Any = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]: ...  # fmt: skip
+    @overload
+    def schedule(
+        self, name: str, *, every: Duration | Every, topic: str | None = None, payload: Any = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]: ...  # fmt: skip
+    @overload
+    def schedule(
+        self, name: str, *, rrule: str | RRule, topic: str | None = None, payload: Any = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]: ...  # fmt: skip
     def schedule(
         self,
         name: str,
         *,
-        cron: str | None = None,
-        every: str | timedelta | Every | None = None,
-        rrule: str | None = None,
+        cron: str | Cron | None = None,
+        every: Duration | Every | None = None,
+        rrule: str | RRule | None = None,
         topic: str | None = None,
-        **options: Any,
-    ) -> Callable[[F], F]:
+        payload: Any = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]:
         """Define a schedule in code; it is written when the engine starts, if the code changed since.
 
-        The decorated function handles its topic (by default the schedule's name). Other options are those of
-        `schedule_repeat`. Removing the code does not delete the schedule. Raises InvalidInput.
+        The decorated function handles its topic (by default the schedule's name). Exactly one of `cron`, `every` (a
+        duration; numbers are seconds) and `rrule` is specified. Other options are those of `schedule_repeat`. Raises
+        InvalidInput.
         """
         if sum(value is not None for value in (cron, every, rrule)) != 1:
             raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
         spec: Spec
         if every is not None:
             spec = every if isinstance(every, Every) else Every(every)
+        elif rrule is not None:
+            spec = rrule if isinstance(rrule, RRule) else RRule(rrule)
         else:
-            spec = RRule(rrule) if rrule is not None else parse_cron(cron or "")
+            spec = cron if isinstance(cron, Cron) else parse_cron(cron or "")
         schedule_topic = topic or name
-        self._schedules.append((schedule_topic, spec, {**options, "name": name}))
-        self.schedules.draft(schedule_topic, spec, {**options, "name": name}, self.clock.now())  # validates
+        definition = {**options, "payload": payload, "name": name}
+        self.schedules.draft(schedule_topic, spec, definition, self.clock.now())  # validates
+        on_topic: Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]] = self.on(schedule_topic)
 
-        def register(function: F) -> F:
-            return self.on(schedule_topic)(function)
+        def register(function: Callable[[Arrived[P]], R]) -> BoundHandler[P, R]:
+            handler = on_topic(function)
+            self._define_schedule(CodeSchedule(schedule_topic, spec, definition, handler.__wrapped__))
+            return handler
 
         return register
+
+    def _define_schedule(self, defined: CodeSchedule) -> None:
+        """Add a schedule; it replaces the definition of the same function, which was run before."""
+        for other in self._schedules:
+            if other.identity == defined.identity and not is_redefinition(defined.function, other.function):
+                raise InvalidInput(
+                    f"Two functions define the schedule {defined.options['name']!r}: {_location(other.function)} and"
+                    f" {_location(defined.function)}.",
+                    code="SCHEDULE_DEFINED_TWICE", fix="Rename one of them.",
+                )  # fmt: skip
+        self._schedules[:] = [each for each in self._schedules if each.identity != defined.identity]
+        self._schedules.append(defined)
 
     def middleware(self, function: M) -> M:
         """Wrap every handler call in `async def middleware(event, call_next)`, in the order of registration.
@@ -150,12 +221,12 @@ class DecoratorMixin(ABC):
         *,
         concurrency: int | None = None,
         rate: int | None = None,
-        per: float | timedelta = 1.0,
+        per: Duration = 1.0,
         concurrency_per_group: int | None = None,
     ) -> None:
         """Limit a queue over all nodes; written when the engine starts. None means no limit.
 
         At most `concurrency` of its jobs run simultaneously, and at most `concurrency_per_group` of those with the same
-        `group`; at most `rate` start in any `per` seconds (or timedelta). Raises InvalidInput.
+        `group`; at most `rate` start in any `per` (a duration; numbers are seconds). Raises InvalidInput.
         """
         self._queues[check_queue_name(name)] = Limits.parse(concurrency, rate, per, concurrency_per_group)

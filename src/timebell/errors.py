@@ -12,6 +12,8 @@ TimebellError
 ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
 │   └── RevisionStale                    REVISION_STALE
 ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
+├── JobFailed                            JOB_NOT_COMPLETED
+├── WaitTimeout (also a TimeoutError)    WAIT_TIMEOUT
 ├── SourceFailed                         SOURCE_FAILED, SOURCE_UNAUTHORIZED, SOURCE_CURSOR_LOST
 │   └── SourceGone                       ORPHANED
 ├── ServerUnreachable                    SERVER_UNREACHABLE
@@ -94,6 +96,18 @@ class Conflict(TimebellError):
     def __init__(self, message: str, *, code: str | None = None, fix: str = "", existing: str | None = None) -> None:
         super().__init__(message, code=code, fix=fix)
         self.existing = existing
+
+
+class JobFailed(TimebellError):
+    """The job that was waited for is final, but did not complete: see `app.get`."""
+
+    code = "JOB_NOT_COMPLETED"
+
+
+class WaitTimeout(TimebellError, TimeoutError):
+    """The job that was waited for is not final yet; it continues."""
+
+    code = "WAIT_TIMEOUT"
 
 
 class RevisionStale(Conflict):

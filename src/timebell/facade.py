@@ -5,23 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Unpack
+from zoneinfo import ZoneInfo
 
 from timebell import tracing
+from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.created import job_from_new, lazy_jobs
 from timebell.client.jobs import Jobs, JobSpec, build_spec
+from timebell.client.options import JobOptions, OnConflict, ScheduleOptions, Status
 from timebell.client.schedules import Schedules
 from timebell.client.validation import check_queue_name
 from timebell.clock import Clock
+from timebell.durations import Duration
 from timebell.engine.arrival_stream import ArrivalHub, ArrivalStream
 from timebell.engine.leader import repair
 from timebell.engine.leader.continuous_audit import AuditResult
 from timebell.engine.service import Service
-from timebell.errors import Refused
-from timebell.model.job import Job, UniformJobs
+from timebell.errors import JobFailed, Refused, WaitTimeout
+from timebell.model.job import FINISHED, Job, JobState, UniformJobs
 from timebell.model.page import Page
+from timebell.model.policy import parse_seconds
 from timebell.model.repair_report import RepairReport
 from timebell.model.schedule import Schedule
 from timebell.model.why import Explanation
@@ -34,6 +39,9 @@ from timebell.store.jobs.repository import BulkCancelResult, CancelResult
 from timebell.store.notifications import channel_for
 from timebell.store.schedules.calendars import SavedCalendar
 from timebell.targets.handler import Arrived, check_pattern
+
+MIN_WAIT_POLL_SECONDS, MAX_WAIT_POLL_SECONDS = 0.02, 1.0
+"""The pauses between reads of a job that `wait` waits for."""
 
 
 class FacadeMixin(ABC):
@@ -58,24 +66,51 @@ class FacadeMixin(ABC):
         topic: str,
         run_at: datetime | str | None = None,
         *,
-        on_conflict: str = "error",
+        payload: Any = None,
+        on_conflict: OnConflict = "error",
         connection: Any = None,
-        **fields: Any,
+        **options: Unpack[JobOptions],
     ) -> Job:
-        """Create one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
+        """Create one job, due at `run_at` (None: now).
 
-        With `connection` (a connection or session of SQLAlchemy, or a connection of psycopg, asyncpg, PyMySQL, sqlite3
-        or Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast,
-        Conflict, Refused, StoreError.
+        `run_at` is an aware datetime, or a local one or ISO 8601 text with `timezone`. `payload` is JSON, a pydantic
+        model or a dataclass. `options` are those of `client.options.JobOptions`: timezone, key, queue, priority,
+        retry, timeout, expires_after, owner_id, client_request_id, ... With `connection` (a connection or session of
+        SQLAlchemy, or a connection of psycopg, asyncpg, PyMySQL, sqlite3 or Django) the job exists if and only if the
+        caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused, StoreError.
         """
-        spec = build_spec(topic=topic, run_at=run_at, **fields)
+        spec = build_spec(topic=topic, run_at=run_at, payload=payload, **options)
         (created,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
         if isinstance(created, str):  # the id of an existing job
             return await self.jobs.get(created, connection=connection)
         return job_from_new(created)
 
+    async def schedule_in(
+        self,
+        /,
+        topic: str,
+        delay: Duration,
+        *,
+        payload: Any = None,
+        on_conflict: OnConflict = "error",
+        connection: Any = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Create one job, due after `delay`: a timedelta, a number of seconds, or text such as "15m".
+
+        The delay begins now, by the app's clock. The other arguments are those of `schedule_at`.
+        """
+        seconds = parse_seconds(delay, "delay")
+        await self.open()
+        run_at = self.clock.now() + timedelta(seconds=seconds)
+        if options.get("timezone") is None:
+            options["timezone"] = self.settings.default_timezone or "UTC"
+        return await self.schedule_at(
+            topic, run_at, payload=payload, on_conflict=on_conflict, connection=connection, **options
+        )
+
     async def schedule_many(
-        self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
+        self, specs: Iterable[JobSpec], *, on_conflict: OnConflict = "error", connection: Any = None
     ) -> list[Job]:
         """Create many jobs in one transaction, all or none. Raises the same errors as `schedule_at`."""
         created = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
@@ -87,25 +122,31 @@ class FacadeMixin(ABC):
         ]
 
     async def schedule_repeat(
-        self, /, topic: str, recurrence: Spec, *, replace: bool = False, revision: int | None = None,
-        connection: Any = None, **options: Any,
-    ) -> Schedule:  # fmt: skip
+        self,
+        /,
+        topic: str,
+        recurrence: Spec,
+        *,
+        payload: Any = None,
+        name: str | None = None,
+        replace: bool = False,
+        revision: int | None = None,
+        connection: Any = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
         """Create a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
-        Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
-        priority, group, condition, unless, retry, timeout, expires_after, overlap (skip, queue, cancel_previous,
-        allow), catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
-        when_late (run, expire), jitter, tolerance, notify, on_unhandled (hold, complete), start, end, max_runs,
-        enabled, description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a
-        version, "kr@3") with roll (skip, next, previous). With `revision`, replaces the schedule only if it still has
-        that revision. Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict
-        (SCHEDULE_EXISTS, unless `replace`; REVISION_STALE).
+        `options` are those of `client.options.ScheduleOptions`: timezone, overlap, catch_up, retry, calendar, ...
+        `replace` changes an existing schedule of this name; with `revision`, only if it still has that revision.
+        Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless
+        `replace`; REVISION_STALE).
         """
         await self.open()
-        since = await self.schedules.find_created_at(options, connection) if replace else None
-        calendar = await self.schedules.find_calendar(options, connection)
+        definition = {**options, "payload": payload, "name": name}
+        since = await self.schedules.find_created_at(definition, connection) if replace else None
+        calendar = await self.schedules.find_calendar(definition, connection)
         with tracing.creation_span([topic], []):
-            draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
+            draft = self.schedules.draft(topic, recurrence, definition, self.clock.now(), since, calendar)
             return await self.schedules.put(draft, replace=replace, revision=revision, connection=connection)
 
     async def save_calendar(
@@ -150,7 +191,7 @@ class FacadeMixin(ABC):
         job_id: str,
         run_at: datetime | str | None = None,
         *,
-        timezone: str | None = None,
+        timezone: str | ZoneInfo | None = None,
         tenant_id: str | None = None,
         connection: Any = None,
     ) -> Job:
@@ -216,6 +257,30 @@ class FacadeMixin(ABC):
         """Return one job, live or finished. Raises NotFound."""
         return await self.jobs.get(job_id, tenant_id)
 
+    async def wait(self, job_id: str, timeout: Duration | None = None, *, tenant_id: str | None = None) -> Job:
+        """Wait until a job is final, and return it if it completed.
+
+        `timeout` is a duration (numbers are seconds); None waits for ever. Raises NotFound, JobFailed (the job failed,
+        was cancelled or skipped), WaitTimeout.
+        """
+        limit = None if timeout is None else parse_seconds(timeout, "timeout")
+        await self.open()
+        deadline = None if limit is None else self.clock.now() + timedelta(seconds=limit)
+        alarm, pause = Alarm(self.clock), MIN_WAIT_POLL_SECONDS
+        try:
+            while (job := await self.get(job_id, tenant_id=tenant_id)).state not in FINISHED:
+                now = self.clock.now()
+                if deadline is not None and now >= deadline:
+                    raise WaitTimeout(f"Job {job_id} is {job.state} after {limit:g} seconds.", fix="Wait again.")
+                next_poll_at = now + timedelta(seconds=pause)
+                await alarm.wait(next_poll_at if deadline is None else min(next_poll_at, deadline))
+                pause = min(pause * 1.5, MAX_WAIT_POLL_SECONDS)
+        finally:
+            alarm.close()
+        if job.state is not JobState.COMPLETED:
+            raise JobFailed(f"Job {job_id} is {job.state}: {job.error or job.reason or 'no reason is known'}.")
+        return job
+
     async def list(
         self,
         *,
@@ -224,7 +289,7 @@ class FacadeMixin(ABC):
         topic: str | None = None,
         schedule_id: str | None = None,
         key: str | None = None,
-        status: str | Sequence[str] | None = None,
+        status: Status | Sequence[Status] | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Job]:

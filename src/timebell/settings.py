@@ -11,17 +11,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 
 PREFIX = "TIMEBELL_"
 TEST_PREFIX = "TIMEBELL_TEST_"
 # Accepted names that are not settings: TIMEBELL_CONFIG names the configuration file.
 RESERVED_NAMES = frozenset({"config"})
-UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 ROLES = ("planner", "worker", "api", "ui")
 
 
@@ -44,6 +43,7 @@ class Settings:
     secret_key: str | None = _setting(None, "secret")
     default_timezone: str | None = _setting(None, "text")
     app: str | None = _setting(None, "text")
+    deployment: str | None = _setting(None, "text")
     node_name: str = _setting(lambda: f"{os.uname().nodename}-{os.getpid()}", "text")
     roles: str = _setting(",".join(ROLES), "list", choices=ROLES)
     worker_concurrency: int = _setting(500, "int", minimum=1, maximum=100_000)
@@ -213,19 +213,6 @@ def parse_setting(name: str, raw: Any, origin: str) -> Any:
         invalid = "" if kind == "secret" else f" {raw!r:.60};"
         raise _invalid(origin, "INVALID_SETTING", f"is{invalid} not valid: use {expected}")
     return value
-
-
-def parse_duration(raw: Any) -> float | None:
-    """Return the seconds of `500ms`, `15m`, `1h30m`, a number of seconds or a timedelta; None for anything else."""
-    if isinstance(raw, timedelta):
-        return raw.total_seconds()
-    text = str(raw).strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", text) and len(text) < 16:
-        return float(text)
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhdw])", text)
-    if not parts or len(text) > 40 or "".join(number + unit for number, unit in parts) != text:
-        return None
-    return float(sum(float(number) * UNIT_SECONDS[unit] for number, unit in parts))
 
 
 def _invalid(origin: str, code: str, message: str, fix: str = "") -> InvalidInput:

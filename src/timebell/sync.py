@@ -247,6 +247,7 @@ class Blocking(BlockingNamespace[FacadeMixin]):
     """`app.sync`, for scripts, Flask and Django. Thread-safe; raises BLOCKING_IN_LOOP if called in an event loop."""
 
     schedule_at = BlockingMethod(FacadeMixin.schedule_at)
+    schedule_in = BlockingMethod(FacadeMixin.schedule_in)
     schedule_many = BlockingMethod(FacadeMixin.schedule_many)
     schedule_repeat = BlockingMethod(FacadeMixin.schedule_repeat)
     save_calendar = BlockingMethod(FacadeMixin.save_calendar)
@@ -258,6 +259,7 @@ class Blocking(BlockingNamespace[FacadeMixin]):
     redeliver = BlockingMethod(FacadeMixin.redeliver)
     erase = BlockingMethod(FacadeMixin.erase)
     get = BlockingMethod(FacadeMixin.get)
+    wait = BlockingMethod(FacadeMixin.wait)
     list = BlockingMethod(FacadeMixin.list)
     pause_queue = BlockingMethod(FacadeMixin.pause_queue)
     resume_queue = BlockingMethod(FacadeMixin.resume_queue)
@@ -284,6 +286,10 @@ class Blocking(BlockingNamespace[FacadeMixin]):
     def open(self) -> None:
         """Open the store; every method does so itself. Raises StoreUnreachable, SchemaOutdated."""
         self._portal.call(lambda app: app.open())
+
+    def upgrade(self) -> str:
+        """Create the tables, or upgrade them to this release; return their version."""
+        return self._portal.call(lambda app: app.upgrade())
 
     def close(self) -> None:
         """Close the connections; the next call opens them again. Also runs at exit."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from timebell.client.validation import check_text
+from timebell.client.validation import check_text, unknown_options
 from timebell.engine.leader.audit_export import AuditDestination
 from timebell.engine.node import NodeOptions
 from timebell.errors import InvalidInput
 from timebell.feature import Feature
 from timebell.model.payload import encode
-from timebell.model.policy import OnUnhandled
+from timebell.model.policy import OnUnhandled, parse_seconds
 from timebell.model.routes import COMPLETE_UNHANDLED
 from timebell.model.target import InternalTarget
 from timebell.settings import Settings
@@ -39,6 +40,18 @@ def node_options(settings: Settings) -> NodeOptions:
         heartbeat=settings.scheduler_heartbeat, drain=settings.worker_drain_timeout,
         retention=settings.retention_done, name=settings.node_name, url=settings.url.rstrip("/"),
     )  # fmt: skip
+
+
+def override_options(options: NodeOptions, overrides: Mapping[str, Any]) -> NodeOptions:
+    """Return node options with the keyword options of `running`. Raises InvalidInput (UNKNOWN_OPTION, ...)."""
+    if unknown := overrides.keys() - set(NodeOptions.__slots__):
+        raise unknown_options("running", unknown, NodeOptions.__slots__)
+    seconds = {
+        name: parse_seconds(value, name)
+        for name, value in overrides.items()
+        if isinstance(getattr(options, name), float)
+    }
+    return dataclasses.replace(options, **{**overrides, **seconds})
 
 
 def named_target_kinds(settings: Settings) -> list[str]:

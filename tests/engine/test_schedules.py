@@ -544,7 +544,7 @@ async def test_past_occurrences_follow_the_revision_that_was_valid_at_their_time
 
 
 @virtual
-async def test_removed_code_deletes_no_schedule(world: World) -> None:
+async def test_removed_code_pauses_its_schedule(world: World) -> None:
     app, _ = _coded(world)
     async with engine(app):
         pass
@@ -553,7 +553,8 @@ async def test_removed_code_deletes_no_schedule(world: World) -> None:
     bare.on("coded")(log)
     async with engine(bare):
         await world.until(after(seconds=70))
-    assert log.scheduled == [60]
+        (schedule,) = await bare.schedules.list()
+    assert (log.scheduled, schedule.enabled, schedule.pause_reason) == ([], False, "removed from code")
 
 
 @virtual

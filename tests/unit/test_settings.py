@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from timebell import settings
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 
 
@@ -101,12 +102,12 @@ def test_names_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) ->
      (" 2S ", 2), (timedelta(minutes=1), 60), (7, 7)],
 )  # fmt: skip
 def test_durations_are_parsed(text: object, seconds: float) -> None:
-    assert settings.parse_duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1", "1y", "1h 30", "1e9", "inf", "nan", None, "1" * 50, "1 h"])
 def test_invalid_durations_are_not_parsed(text: object) -> None:
-    assert settings.parse_duration(text) is None
+    assert parse_duration(text) is None
 
 
 @pytest.mark.parametrize(

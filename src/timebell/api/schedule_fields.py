@@ -14,13 +14,13 @@ from timebell.api.if_match import entity_tag
 from timebell.api.job_fields import Warnings
 from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
 from timebell.client.job_fields import metadata_json, parse_metadata, parse_retry, target_json
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.model.policy import Retry
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Cron, Dates, Every, OnCalendar, RRule, Spec, parse_cron, resolve_local, zone
 from timebell.recurrence.codec import spec_from_json
 from timebell.recurrence.instants import format_instant, parse_instant
-from timebell.settings import parse_duration
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0  # for occurrences of schedules without a timeout
 RECURRENCE_FIELDS = ("cron_expression", "interval", "rrule", "dates", "recurrence")

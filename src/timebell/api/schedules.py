@@ -475,7 +475,8 @@ async def list_executions(
 ) -> Response:  # fmt: skip
     """List the occurrences of a schedule with their outcomes, newest first."""
     await find_schedule(ctx, id)
-    page = await ctx.app.list(schedule_id=id, tenant_id=ctx.tenant_id, status=status, limit=limit, cursor=cursor)
+    filters = {"schedule_id": id, "tenant_id": ctx.tenant_id}
+    page = await ctx.app.jobs.list(filters, status, limit, cursor)
     return page_response(page, [render_execution(job) for job in page])
 
 

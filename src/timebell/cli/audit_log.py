@@ -77,8 +77,8 @@ def _parse_time(text: str | None) -> str | None:
     from datetime import timedelta
 
     from timebell.clock import system_now
+    from timebell.durations import parse_duration
     from timebell.recurrence.instants import format_instant
-    from timebell.settings import parse_duration
 
     seconds = None if text is None else parse_duration(text)
     return text if seconds is None else format_instant(system_now() - timedelta(seconds=seconds))

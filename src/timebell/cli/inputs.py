@@ -11,10 +11,10 @@ from typing import Any
 
 from timebell.cli.output import Format, print_message, print_records, print_table
 from timebell.clock import system_now
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.formatting import format_relative, to_local
 from timebell.model.payload import read_json
-from timebell.settings import parse_duration
 
 Row = Mapping[str, Any]
 

@@ -11,12 +11,12 @@ from timebell.app import Timebell
 from timebell.cli.inputs import print_list
 from timebell.cli.output import Format, print_data, print_message, print_record
 from timebell.client.validation import check_text
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model.page import MAX_LIMIT, Page
 from timebell.recurrence import zone
 from timebell.recurrence.instants import format_instant
-from timebell.settings import parse_duration
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import api_keys as rows

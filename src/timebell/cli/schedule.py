@@ -376,6 +376,25 @@ def revert(name_or_id: str, revision: int, output: str | None) -> None:
 
 
 @schedule.command()
+@yes_option
+def prune(yes: bool) -> None:
+    """Delete the schedules that were removed from the code of their program."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
+    from timebell.store.schedules.deployments import REMOVED_FROM_CODE
+
+    remote = server_client()
+    paused = remote.list_items("/schedules", {"enabled": False})
+    removed = [each for each in paused if each["pauseReason"] == REMOVED_FROM_CODE]
+    if not removed:
+        print_message("No schedule was removed from the code.")
+    elif confirm(f"Delete {', '.join(each['name'] for each in removed)}?", yes=yes):
+        for each in removed:
+            remote.request("DELETE", f"/schedules/{each['id']}", if_match=each["etag"])
+        print_message(f"Deleted {len(removed)}.")
+
+
+@schedule.command()
 @name_or_id_argument
 @yes_option
 def delete(name_or_id: str, yes: bool) -> None:

@@ -18,9 +18,10 @@ from timebell.cli import apply
 from timebell.cli.output import DIFFERENT, OK, Format, colorize, print_data, print_message, print_record, print_table
 from timebell.client.job_fields import parse_job
 from timebell.clock import Clock, SystemClock
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.recurrence.instants import format_instant, parse_instant
-from timebell.settings import load, parse_duration
+from timebell.settings import load
 from timebell.sim.report import Report, build_report
 from timebell.sim.scenario import HandlerBehavior, Outage, Scenario, parse_outage
 from timebell.sim.world import World

@@ -111,8 +111,8 @@ def send_test(name: str, output: str | None) -> None:
 @output_option
 def rotate_secret(name: str, overlap: str, signing_secret: str | None, output: str | None) -> None:
     """Replace the signing secret and print the new one, only once."""
+    from timebell.durations import parse_duration
     from timebell.errors import InvalidInput
-    from timebell.settings import parse_duration
 
     overlap_seconds = parse_duration(overlap)
     if overlap_seconds is None:

@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from timebell.errors import InThePast, InvalidInput, InvalidInstant
-from timebell.recurrence import Zone, resolve_local, zone
+from timebell.recurrence import Zone, resolve_local, zone, zone_key
 from timebell.recurrence.describe import describe_date
 
 PAST_GRACE = timedelta(seconds=5)
@@ -39,7 +39,7 @@ class ResolvedTime:
 
 def resolve_run_at(
     value: datetime | str | None,
-    timezone_name: str | None,
+    timezone: str | ZoneInfo | None,
     default: str | None,
     now: datetime,
     on_gap: str = "shift",
@@ -47,7 +47,7 @@ def resolve_run_at(
 ) -> ResolvedTime:
     """Resolve `run_at`. None means now; a naive datetime is local time in the zone.
 
-    The zone is `timezone_name`, or the key of the datetime's ZoneInfo, or `default`. A local time that the clock skips
+    The zone is `timezone`, or the key of the datetime's ZoneInfo, or `default`. A local time that the clock skips
     or repeats is resolved as in RFC 5545, 3.3.5, or rejected with "error"; `fold=1` selects the second of a repeated
     time (PEP 495).
 
@@ -69,12 +69,12 @@ def resolve_run_at(
             f"run_at is {value!r}, which is not a datetime.",
             fix="Use a datetime with a time zone, or ISO 8601 text.",
         )
-    zone_name = timezone_name if timezone_name is not None else _own_zone(value) or default
-    if zone_name is None:
+    specified = timezone if timezone is not None else _own_zone(value) or default
+    if specified is None:
         raise _missing_zone_error(value)
-    tz = zone(zone_name)
+    tz = zone(zone_key(specified))
     if value is None:
-        return ResolvedTime(now, zone_name)
+        return ResolvedTime(now, tz.name)
     adjustment = local_time = None
     if value.tzinfo is None:
         local_time = value.isoformat()
@@ -92,7 +92,7 @@ def resolve_run_at(
         )
     if at.year > LAST_YEAR:
         raise InvalidInstant(f"run_at is in the year {at.year}; the last one is {LAST_YEAR}.")
-    return ResolvedTime(at, zone_name, adjustment, local_time)
+    return ResolvedTime(at, tz.name, adjustment, local_time)
 
 
 def resolve_uniform(values: Sequence[Any], now: datetime) -> list[datetime] | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from timebell import tracing
 from timebell.client import datetimes
@@ -24,7 +25,8 @@ from timebell.client.validation import (
     unknown_options,
 )
 from timebell.clock import Clock
-from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload
+from timebell.durations import Duration
+from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload, NotFound
 from timebell.feature import Feature
 from timebell.ids import new_ids
 from timebell.model import page, preconditions
@@ -36,6 +38,7 @@ from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
 from timebell.store.jobs.search import JobSearch, search_jobs
+from timebell.store.schedules import queries
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
 
@@ -46,7 +49,7 @@ class JobSpec:
 
     topic: str
     run_at: datetime | str | None = None
-    timezone: str | None = None
+    timezone: str | ZoneInfo | None = None
     payload: Any = None
     owner_id: str | None = None
     tenant_id: str | None = None
@@ -55,16 +58,16 @@ class JobSpec:
     metadata: Mapping[str, Any] | None = None
     key: str | None = None
     retry: Retry | Mapping[str, Any] | None = None
-    timeout: float | timedelta | None = None
-    queue: str = "default"
-    priority: int = 0
+    timeout: Duration | None = None
+    queue: str | None = None
+    priority: int | None = None
     group: str | None = None
     condition: Any = None
     unless: Mapping[str, str] | None = None
-    expires_after: float | timedelta | None = None
+    expires_after: Duration | None = None
     target: Mapping[str, Any] | str | None = None
-    on_gap: str = "shift"
-    on_fold: str = "first"
+    on_gap: Literal["shift", "error"] = "shift"
+    on_fold: Literal["first", "error"] = "first"
 
 
 def _check_specs(specs: Any) -> list[JobSpec]:
@@ -199,7 +202,8 @@ class Jobs:
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
             target=encode(target, "target") if target else None, target_name=target_name,
             route=route_for(topic, target) if target_name is None else "",
-            queue=check_queue_name(spec.queue), priority=check_priority(spec.priority),
+            queue="default" if spec.queue is None else check_queue_name(spec.queue),
+            priority=0 if spec.priority is None else check_priority(spec.priority),
             group=check_group_name(spec.group), conditions=preconditions.serialize(spec.condition, spec.unless),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else parse_seconds(spec.timeout, "timeout", minimum=0.001),
@@ -257,7 +261,7 @@ class Jobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         result = await call(repository.cancel, tenant_id, id_, self._clock.now())
         if result is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return result  # type: ignore[no-any-return]
 
     async def cancel_matching(self, filters: Mapping[str, Any], tenant_id: str) -> repository.BulkCancelResult:
@@ -283,7 +287,7 @@ class Jobs:
                 return repository.BulkCancelResult(prevented, in_flight)
 
     async def reschedule(
-        self, job_id: str, run_at: datetime | str | None, timezone: str | None, tenant_id: str | None,
+        self, job_id: str, run_at: datetime | str | None, timezone: str | ZoneInfo | None, tenant_id: str | None,
         connection: Any = None,
     ) -> NewJob:  # fmt: skip
         """Replace a pending job by a new one with another time. Raises InvalidInput, NotFound, Conflict."""
@@ -387,8 +391,18 @@ class Jobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         job: Job | None = await call(repository.find_job, tenant_id, parse_job_id(job_id))
         if job is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return job
+
+    async def _missing(self, job_id: str, tenant_id: str | None, call: Any) -> NotFound:
+        """Return the error for an id that is not that of a job."""
+        schedule = await call(queries.find_schedule, tenant_id or "default", id_=parse_job_id(job_id))
+        if schedule is None:
+            return job_not_found(job_id)
+        return NotFound(
+            f"{job_id} is the schedule {schedule.name!r}, not a job.", code="JOB_NOT_FOUND",
+            fix="Use the methods of app.schedules, or list its jobs: app.list(schedule_id=...).",
+        )  # fmt: skip
 
     async def list(
         self, filters: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None,

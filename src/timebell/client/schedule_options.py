@@ -21,7 +21,7 @@ _CHANNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 SCHEDULE_OPTIONS = (
     "timezone", "name", "tenant_id", "enabled", "start", "end", "max_runs", "calendar", "roll", "when_late",
-    "on_unhandled", "correlation_id", "created_by", *Policies.__slots__, *Action.__slots__,
+    "on_unhandled", "correlation_id", "client_request_id", "created_by", *Policies.__slots__, *Action.__slots__,
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import OnUnhandled, Overlap, Retry, parse_choice
 from timebell.model.schedule import Action, Revision, Schedule, Upcoming
-from timebell.recurrence import Calendar, Spec, zone
+from timebell.recurrence import Calendar, Spec, zone, zone_key
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import backlogs
@@ -158,7 +158,7 @@ class Schedules:
                 "A schedule requires a time zone.", code="TIMEZONE_MISSING",
                 fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
             )  # fmt: skip
-        zone(timezone)
+        timezone = zone(zone_key(timezone)).name
         bounds = {name: remaining.pop(name, None) for name in ("start", "end", "max_runs")}
         id_ = new_id(now)
         name = check_text(remaining.pop("name", None) or f"{topic}-{id_[-12:]}", "name")
@@ -184,7 +184,7 @@ class Schedules:
 
     def _build_action(self, topic: str, options: dict[str, Any]) -> Action:
         """Return the action of each occurrence; removes its options from `options`."""
-        labels = {name: options.pop(name, None) for name in ("owner_id", "correlation_id")}
+        labels = {name: options.pop(name, None) for name in ("owner_id", "correlation_id", "client_request_id")}
         metadata = tracing.current_context() | merge_labels(options.pop("metadata", None), labels)
         on_unhandled = options.pop("on_unhandled", None)
         on_unhandled = None if on_unhandled is None else parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
@@ -195,8 +195,8 @@ class Schedules:
         encode(metadata, "metadata")
         return Action(
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
-            queue=check_queue_name(options.pop("queue", "default")),
-            priority=check_priority(options.pop("priority", 0)),
+            queue="default" if (queue := options.pop("queue", None)) is None else check_queue_name(queue),
+            priority=0 if (priority := options.pop("priority", None)) is None else check_priority(priority),
             group=check_group_name(options.pop("group", None)),
             **preconditions.normalize(options.pop("condition", None), options.pop("unless", None)),
             retry=Retry.parse(options.pop("retry", None)),
@@ -418,11 +418,14 @@ class Schedules:
         return result
 
     async def list(
-        self, tenant_id: str | None, limit: int, cursor: str | None, *, name: str | None = None,
+        self, tenant_id: str | None = "default", limit: int = 50, cursor: str | None = None, *, name: str | None = None,
         enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = queries.ANY_LABELS,
         contains: str | None = None,
     ) -> Page[Schedule]:  # fmt: skip
-        """Return a page of schedules, newest first. Filters are combined with AND; `contains` searches the name."""
+        """Return a page of the schedules of a tenant (None: of all tenants), newest first.
+
+        Filters are combined with AND; `contains` searches the name. `limit` is 1 to 500. Raises InvalidInput.
+        """
         await self._ensure_open()
         filters: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
         filters["contains"] = contains

@@ -10,6 +10,7 @@ from uuid import UUID
 from timebell.errors import InvalidInput, NotFound
 from timebell.feature import Feature
 from timebell.model.payload import decode, encode, sanitize_text
+from timebell.model.preconditions import METADATA_NAMES
 from timebell.model.routes import COMPLETE_UNHANDLED
 from timebell.targets import bodies
 from timebell.targets.payloads import to_json_value
@@ -55,16 +56,26 @@ def check_group_name(value: Any) -> str | None:
 
 
 def merge_labels(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata with these labels; a label that is None is taken from the metadata. Raises InvalidInput."""
+    """Return metadata with these labels; a label that is None is taken from the metadata.
+
+    Labels in metadata may have their JSON names, such as `ownerId`. Raises InvalidInput.
+    """
     if metadata is not None and not isinstance(metadata, Mapping):
         raise InvalidInput(
             f"metadata is {metadata!r:.60}.", code="INVALID_METADATA", fix='Use a mapping, such as {"source": "crm"}.'
         )
-    merged = {**(metadata or {})}
+    merged = {METADATA_NAMES.get(name, name): value for name, value in (metadata or {}).items()}
+    if metadata and len(merged) < len(metadata):
+        raise InvalidInput("metadata has a label in two spellings.", code="INVALID_METADATA", fix="Keep one of them.")
     for name, value in labels.items():
-        value = merged.get(name) if value is None else value
-        if value is not None:
-            merged[name] = check_text(value, name)
+        in_metadata = merged.get(name)
+        if value is not None and in_metadata not in (None, value):
+            raise InvalidInput(
+                f"{name} is {value!r:.60}, but {in_metadata!r:.60} in metadata.", code="INVALID_METADATA",
+                fix="Specify it once.",
+            )  # fmt: skip
+        if (specified := in_metadata if value is None else value) is not None:
+            merged[name] = check_text(specified, name)
     return merged
 
 
@@ -113,6 +124,10 @@ def parse_uuid(value: Any) -> str | None:
 def parse_job_id(value: str) -> str:
     """Return a job id in canonical form. Raises NotFound for an invalid id."""
     id_ = parse_uuid(value)
+    if id_ is None and not isinstance(value, str):
+        raise NotFound(
+            f"A job id is text, not a {type(value).__name__}.", code="JOB_NOT_FOUND", fix="Pass the id: cancel(job.id)."
+        )
     if id_ is None:
         raise job_not_found(value)
     return id_

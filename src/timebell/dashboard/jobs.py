@@ -19,10 +19,10 @@ from timebell.dashboard.fields import to_problem
 from timebell.dashboard.job_timeline import timeline_steps
 from timebell.dashboard.rendering import format_json
 from timebell.dashboard.views import CurrentView, PageRoute, View
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.model.job import STATE_WORDS
 from timebell.model.payload import read_json
-from timebell.settings import parse_duration
 from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 

@@ -12,9 +12,9 @@ from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.fields import default_timezone, format_value, parse_json, parse_number, submit, to_problem
 from timebell.dashboard.schedules import UPCOMING_FIRES, changed_fields, revision_body
 from timebell.dashboard.views import CurrentView, PageRoute, View
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.recurrence.zone_names import accepted_names as zone_names
-from timebell.settings import parse_duration
 
 RECURRENCE_KINDS = ("cron", "interval", "rrule", "dates", "recurrence")
 RECURRENCE_FIELDS = {

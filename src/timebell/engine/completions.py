@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
+import orjson
+
 from timebell.engine.node import Node
 from timebell.errors import InvalidPayload
 from timebell.model import decide
@@ -12,6 +14,7 @@ from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode, encode
 from timebell.targets.base import Outcome
+from timebell.targets.payloads import to_json_value
 
 log = logging.getLogger("timebell.runner")
 
@@ -76,6 +79,7 @@ class Completions:
         """Count and log a completion; only dead letters are logged as warnings."""
         self.node.counters.record_completion(attempt.topic, completion)
         self.log(attempt, completion)
+        warn_result_not_stored(attempt, completion)
 
     def record_committed(self, attempt: Attempt, committed: Completion, completion: Completion | None) -> None:
         """Count and log the completion that a transaction of the handler has `committed`.
@@ -108,9 +112,36 @@ class Completions:
         log.log(level, "job %s of %s %s%s", attempt.id, attempt.topic, word, error, extra=fields)
 
 
+def warn_result_not_stored(attempt: Attempt, completion: Completion) -> None:
+    """Log the warning of a completed job whose result could not be stored."""
+    if completion.state is JobState.COMPLETED and completion.reason is not None:
+        log.warning("could not store the result of job %s of %s: %s", attempt.id, attempt.topic, completion.reason)
+
+
 def encode_result(result: object) -> tuple[str | None, str | None]:
-    """Return a result as JSON to store with the job, or None and the reason why it cannot be stored."""
+    """Return a result as JSON to store with the job, or None and the warning why it cannot be stored.
+
+    Models, dataclasses and datetimes become JSON, also within lists and objects.
+    """
     try:
-        return encode(result, "result"), None
+        try:
+            return encode(result, "result"), None
+        except InvalidPayload as error:
+            if error.code != "PAYLOAD_NOT_JSON":
+                raise
+            return encode(_to_plain_json(result), "result"), None
     except InvalidPayload as error:
-        return None, f"result not stored: {error.message}"
+        return None, f"RESULT_NOT_STORED: {error.message}"
+
+
+def _to_plain_json(result: object) -> object:
+    try:
+        return orjson.loads(orjson.dumps(to_json_value(result), default=_convert_part))
+    except (TypeError, ValueError) as error:
+        raise InvalidPayload(f"result is not JSON: {error.__cause__ or error}.") from error
+
+
+def _convert_part(part: object) -> object:
+    if (converted := to_json_value(part)) is part:
+        raise TypeError(f"it contains a {type(part).__name__} object")
+    return converted

@@ -18,6 +18,7 @@ from timebell.errors import TimebellError
 from timebell.model import decide
 from timebell.model.job import Attempt
 from timebell.model.payload import decode
+from timebell.model.policy import Retry
 from timebell.model.schedule import Policies
 from timebell.recurrence import Recurrence
 from timebell.targets.base import Delivery, Outcome, message_id
@@ -48,6 +49,8 @@ class StartedCall(NamedTuple):
     started_at: float
     """In monotonic seconds."""
     timeout: float
+    retry: Retry | None
+    """The retry policy of the handler."""
 
 
 class Deliverer:
@@ -117,7 +120,7 @@ class Deliverer:
         timeout, outcome = call.timeout, None
         try:
             outcome = await self._run_with_timeout(
-                timeout, call.started_at, "handler", call_outcome(call.awaitable), attempt.id
+                timeout, call.started_at, "handler", call_outcome(call.awaitable, call.retry), attempt.id
             )
         finally:
             duration = self.node.clock.monotonic() - call.started_at

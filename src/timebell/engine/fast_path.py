@@ -16,7 +16,7 @@ from types import CoroutineType
 from typing import Any
 
 from timebell import tracing
-from timebell.engine.completions import Completions, encode_result
+from timebell.engine.completions import Completions, encode_result, warn_result_not_stored
 from timebell.engine.delivery import Deliverer, StartedCall
 from timebell.engine.node import DEFAULT_SCHEDULE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS, Node
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
@@ -83,7 +83,9 @@ class FastPath:
             if rest is not None:
                 # The attempts after it probably do not finish either: each gets its own task.
                 handler.finishes_immediately = False
-                return group.popleft(), StartedCall(rest, started_at, _timeout_of(running.attempt, handler))
+                return group.popleft(), StartedCall(
+                    rest, started_at, _timeout_of(running.attempt, handler), handler.retry
+                )
             started_at, step_started_at = monotonic(), step_ended_at
             if started_at >= stale:
                 now, stale = node.clock.now(), started_at + CLOCK_REUSE_SECONDS
@@ -141,6 +143,8 @@ class FastPath:
         completion = Completion(attempt.id, attempt.number, JobState.COMPLETED, now)
         if result is not None:
             completion.result, completion.reason = encode_result(result)
+            if completion.reason is not None:
+                warn_result_not_stored(attempt, completion)
         return completion
 
     def complete(self, running: RunningAttempt, handler: FastHandler, completion: Completion, duration: float) -> None:

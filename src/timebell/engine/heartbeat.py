@@ -20,6 +20,7 @@ from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, complete, unhandled_topics
+from timebell.store.schedules import deployments
 from timebell.store.tenancy import monthly_quota, tenant_limits
 
 log = logging.getLogger("timebell.heartbeat")
@@ -51,6 +52,8 @@ class Heartbeat:
                 "this node's clock is %.1f s %s the database's clock, which Timebell follows: check NTP on both hosts",
                 abs(offset), "behind" if offset > 0 else "ahead of",
             )  # fmt: skip
+        if node.deployment is not None:
+            await node.store.run(deployments.register_deployment, node.deployment, node.clock.now())
         await node.store.run(nodes.announce, self.node_record)
         await self._warn_about_newer_tzdata()
         await node.store.run(unhandled_topics.release_handled, self.node_record.routes)
@@ -92,6 +95,8 @@ class Heartbeat:
         node.metered_tenants = await node.store.run(monthly_quota.list_metered_tenants)
         # The leader is a separate service, so that its waits cannot delay the renewal and supervision of leases.
         node.wakeups.leader.wake()
+        if node.deployment is not None and node.store.multi_node:
+            node.wakeups.definitions.wake()
         node.wakeups.worker.wake()  # see Node.next_poll_at
         node.wakeups.planner.wake()
         # At least 1 ms: a shorter pause rounds to 0 us, and virtual time would never reach the expiry.
@@ -110,7 +115,7 @@ class Heartbeat:
             record.id, record.name, record.version, record.tzdata, record.routes, record.heartbeat + 1,
             record.started_at, node.clock.now(),
             slots=node.options.slots, running=len(node.running_attempts),
-            clock_ahead=round(-1000 * node.clock.offset),
+            clock_ahead=round(-1000 * node.clock.offset), deployment=record.deployment,
         )  # fmt: skip
 
     async def _measure_clock(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.recurrence import Recurrence
 from timebell.store.dialects.base import Store
+from timebell.store.schedules.deployments import Deployment
 from timebell.targets.base import Target
 from timebell.targets.handler import Handlers
 
@@ -84,6 +85,10 @@ class Node:
     """Tenants with concurrency or rate limits, as of the last heartbeat."""
     metered_tenants: frozenset[str] = frozenset()
     """Tenants with a monthly quota, as of the last heartbeat."""
+    deployment: Deployment | None = None
+    """The release of the program; None if the program defines no handlers and no schedules."""
+    apply_definitions: Callable[[], Awaitable[bool]] | None = None
+    """Writes the schedules defined in code; returns False if a newer deployment has a live node."""
     stopping: bool = False
     drain_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an operator asked this node to drain."""

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from zlib import crc32
 
 from timebell.alarm import Alarm
+from timebell.engine.code_definitions import CodeDefinitions
 from timebell.engine.completer import Completer
 from timebell.engine.heartbeat import Heartbeat
 from timebell.engine.history_check import check_history
@@ -43,7 +44,11 @@ class Service:
         self.planner = Planner(node, self.worker)
         self.leader = Leader(node)
         now = node.clock.now()
-        node_record = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
+        self.code_definitions = CodeDefinitions(node)
+        deployment = None if node.deployment is None else node.deployment.id
+        node_record = nodes.Node(
+            node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now, deployment=deployment
+        )
         self.heartbeat = Heartbeat(node, self.completer, node_record)
         self.failing_services: dict[str, StoreError] = {}
         self.started_at = node.clock.monotonic()
@@ -62,6 +67,7 @@ class Service:
         node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
         await self.heartbeat.start()
+        await self.code_definitions.step()
         with node.store.subscribers.subscribed(self._on_commit):
             tasks = [
                 asyncio.create_task(self._supervise(name, step, alarm), name=f"timebell-{name}")
@@ -71,6 +77,7 @@ class Service:
                     ("worker", self.worker.step, node.wakeups.worker),
                     ("scanner", self.worker.scanner.step, node.wakeups.scanner),
                     ("operations", self.leader.operations.step, node.wakeups.operations),
+                    ("definitions", self.code_definitions.step, node.wakeups.definitions),
                     ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
                     ("audit_export", self.leader.audit_export.step, self.leader.audit_export.alarm),
                     *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
+from timebell.durations import Duration
 from timebell.errors import InvalidInput
 from timebell.model.policy import parse_seconds
 
@@ -37,7 +37,7 @@ class Limits:
 
     @classmethod
     def parse(
-        cls, concurrency: int | None, rate: int | None, per: float | timedelta, concurrency_per_group: int | None
+        cls, concurrency: int | None, rate: int | None, per: Duration, concurrency_per_group: int | None
     ) -> Limits:
         """Validate limits. Raises InvalidInput (INVALID_CONCURRENCY, INVALID_RATE, INVALID_DURATION, ...)."""
         if not _is_valid_limit(concurrency):

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from timebell.durations import Duration, parse_duration
 from timebell.errors import InvalidInput
 
 E = TypeVar("E", bound=StrEnum)
@@ -61,17 +62,16 @@ def parse_choice(choices: type[E], value: Any, field: str) -> E:
     return choices(value)
 
 
-def parse_seconds(value: float | timedelta, field: str, *, minimum: float = 0.0) -> float:
+def parse_seconds(value: Duration, field: str, *, minimum: float = 0.0) -> float:
     """Return a duration in seconds. Raises InvalidInput (INVALID_DURATION) below `minimum` or from 1e10 seconds."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value < 1e10:
+    seconds = parse_duration(value) if isinstance(value, timedelta | str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not minimum <= seconds < 1e10:
         raise InvalidInput(
-            f"{field} is {value!r}, which is not a duration of at least {minimum:g} seconds.",
+            f"{field} is {value!r:.60}, which is not a duration of at least {minimum:g} seconds.",
             code="INVALID_DURATION",
-            fix="Use a number of seconds or a timedelta.",
+            fix='Use a timedelta, a number of seconds, or text such as "15m" or "PT15M".',
         )
-    return float(value)
+    return float(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,29 @@ class Retry:
     """The retry policy of failed attempts.
 
     `attempts` is the allowed total, including the first one. Errors, timeouts and lost leases use up attempts; snoozes
-    and drains do not. `delay` and `max_delay` are seconds (or timedeltas). Each pause is lengthened by a random
+    and drains do not. `delay` and `max_delay` are durations (numbers are seconds). Each pause is lengthened by a random
     fraction of up to `jitter`. Raises InvalidInput (INVALID_RETRY, INVALID_DURATION).
     """
 
     attempts: int = 4
-    backoff: Backoff | str = Backoff.EXPONENTIAL
-    delay: float | timedelta = 5.0
-    max_delay: float | timedelta = 600.0
+    backoff: Backoff | Literal["fixed", "linear", "exponential"] = Backoff.EXPONENTIAL
+    delay: Duration = 5.0
+    max_delay: Duration = 600.0
     jitter: float = 0.1
+    retry_on: tuple[type[BaseException], ...] = ()
+    """Only these exceptions of the handler are retried; empty: all. For `@app.on` only."""
+    fail_on: tuple[type[BaseException], ...] = ()
+    """These exceptions of the handler are not retried. For `@app.on` only."""
 
     def __post_init__(self) -> None:
+        for name in ("retry_on", "fail_on"):
+            kinds = getattr(self, name)
+            kinds = tuple(kinds) if isinstance(kinds, tuple | list) else (kinds,)
+            if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+                raise InvalidInput(
+                    f"retry {name} is {kinds!r:.60}.", code="INVALID_RETRY", fix=f"Use {name}=(TimeoutError, OSError)."
+                )
+            object.__setattr__(self, name, kinds)
         is_integer = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
         if not is_integer or not 1 <= self.attempts <= 1000:
             raise InvalidInput(
@@ -122,8 +134,19 @@ class Retry:
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON, durations in seconds."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"backoff": str(self.backoff)}
+        """Return the fields as JSON, durations in seconds. Raises InvalidInput for exceptions, which are code."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        exceptions = (*fields.pop("retry_on"), *fields.pop("fail_on"))
+        if exceptions:
+            raise InvalidInput(
+                "retry_on and fail_on cannot be stored with a job or schedule.", code="INVALID_RETRY",
+                fix="Specify them for the handler: @app.on(topic, retry=Retry(retry_on=...)).",
+            )  # fmt: skip
+        return fields | {"backoff": str(self.backoff)}
+
+    def is_retryable(self, error: BaseException) -> bool:
+        """Return whether an exception of the handler permits another attempt."""
+        return not isinstance(error, self.fail_on) and (not self.retry_on or isinstance(error, self.retry_on))
 
     def pause_seconds(self, attempts_used: int, jitter_fraction: float) -> float:
         """Return the seconds to wait after the `attempts_used`-th failed attempt.

@@ -30,6 +30,7 @@ from timebell.recurrence.zones import (
     resolve_local,
     tzdata_version,
     zone,
+    zone_key,
 )
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "spec_from_json",
     "tzdata_version",
     "zone",
+    "zone_key",
 ]

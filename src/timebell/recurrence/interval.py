@@ -17,6 +17,7 @@ from functools import lru_cache
 from math import gcd
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self, get_args
 
+from timebell.durations import Duration, to_iso_text
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence.describe import describe_delay, describe_interval
 from timebell.recurrence.instants import (
@@ -60,7 +61,8 @@ class Step(NamedTuple):
 class Every(Spec):
     """Instants at equal intervals from an anchor, which is the first one.
 
-    `duration` is ISO 8601 text, in calendar steps ("P1D", "P3M") or elapsed time ("PT15M"), or a timedelta (elapsed).
+    `duration` is text, in calendar steps ("1d", "P1D", "P3M") or elapsed time ("15m", "PT15M"), or elapsed time as a
+    timedelta or a number of seconds.
     `anchor` is an aware datetime, or a naive one for a local time in the zone; the default is the time of creation.
 
     `since` turns an elapsed duration into a fixed delay: "last_end" measures it from the end of each run, "last_start"
@@ -74,7 +76,7 @@ class Every(Spec):
     """
 
     kind: ClassVar[str] = "interval"
-    duration: str | timedelta
+    duration: Duration
     anchor: datetime | None = None
     _: KW_ONLY
     since: Since | None = None
@@ -83,11 +85,8 @@ class Every(Spec):
     fold: Fold = "first"
 
     def __post_init__(self) -> None:
-        if isinstance(self.duration, timedelta):
-            object.__setattr__(self, "duration", _to_iso_duration(self.duration))
-        elif not isinstance(self.duration, str):
-            refuse(f"A duration is text or a timedelta, not {self.duration!r:.64}.", 'E.g. "PT15M".')
-        self._check_options(parse_duration(self.duration))
+        object.__setattr__(self, "duration", _normalize_duration(self.duration))
+        self._check_options(self.step)
         if self.anchor is not None:
             if not isinstance(self.anchor, datetime):
                 refuse(f"anchor must be a datetime, not {self.anchor!r}.", "Specify a datetime, or omit it.")
@@ -353,6 +352,17 @@ def parse_duration(text: str) -> Step:
 def refuse(message: str, fix: str) -> NoReturn:
     """Raise InvalidRecurrence with code INVALID_INTERVAL."""
     raise InvalidRecurrence(message, code="INVALID_INTERVAL", fix=fix)
+
+
+def _normalize_duration(duration: Any) -> str:
+    """Return a duration in any notation as ISO 8601. Raises InvalidRecurrence (INVALID_INTERVAL)."""
+    if isinstance(duration, str):
+        return to_iso_text(duration)
+    if isinstance(duration, int | float) and not isinstance(duration, bool) and 0 <= duration < MAX_S:
+        duration = timedelta(seconds=duration)
+    if not isinstance(duration, timedelta):
+        refuse(f"A duration is text, a timedelta or a number of seconds, not {duration!r:.64}.", 'E.g. "15m".')
+    return _to_iso_duration(duration)
 
 
 def _to_iso_duration(duration: timedelta) -> str:

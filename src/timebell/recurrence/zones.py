@@ -126,6 +126,11 @@ def zone(name: str) -> Zone:
     return installed_release().zone(name)
 
 
+def zone_key(timezone: str | ZoneInfo) -> str:
+    """Return the name of a time zone that is specified by its name or as a ZoneInfo; it is not checked."""
+    return str(timezone.key) if isinstance(timezone, ZoneInfo) else timezone
+
+
 class Release:
     """A release of the IANA database: a folder of compiled zones (TZif files), and a version."""
 

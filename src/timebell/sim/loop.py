@@ -48,6 +48,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     thread_timeout_seconds = 60.0
     """Real seconds to wait for a thread or a socket before RuntimeError: it may be waiting for virtual time."""
 
+    socket_grace_seconds = 0.0
+    """Real seconds to wait for open sockets before each jump in time: a response may be on its way."""
+
     # Private to asyncio's BaseEventLoop, unchanged since Python 3.4. There is no public access to the next timer.
     _scheduled: list[asyncio.TimerHandle]
     _clock_resolution: float
@@ -61,7 +64,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.before_jump: Callable[[float | None], float | None] | None = None
         """Called before each jump with the time of the next timer (None: no timer); returns the time to jump to, which
         must not be later. It may schedule callbacks at that time."""
-        super().__init__(_Selector(self._idle))
+        self._sockets = _Selector(self._idle)
+        super().__init__(self._sockets)
         self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="virtual"))
         self._jump(start_time)
 
@@ -139,6 +143,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise RuntimeError(
                 f"virtual time: a thread or socket has been busy for {self.thread_timeout_seconds:g} real seconds"
             )
+        has_sockets = len(self._sockets.get_map()) > 1  # one is the loop's own
+        if self.socket_grace_seconds and has_sockets and (events := poll(self.socket_grace_seconds)):
+            return events
         at = None if forever else self._scheduled[0].when()
         if self.before_jump is not None:
             at = self.before_jump(at)

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 from zlib import crc32
 
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.recurrence.instants import parse_instant
-from timebell.settings import parse_duration
 
 OUTAGE_SCOPES = ("nodes", "database")
 

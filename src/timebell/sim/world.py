@@ -15,7 +15,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from timebell.app import Timebell
 from timebell.engine.running_attempt import AttemptEvent, AttemptState
 from timebell.engine.service import Service
 from timebell.errors import StoreError
-from timebell.model.job import JobState
+from timebell.model.job import Job, JobState
 from timebell.model.schedule import Schedule
 from timebell.sim.database import DatabaseLink, SimulatedDatabase
 from timebell.sim.faults import Fault, FaultEvent, validate_point
@@ -35,6 +35,7 @@ from timebell.sim.frozen import FrozenNodes, current_node
 from timebell.sim.idle_skip import HeartbeatAlarm, IdleSkippingClock
 from timebell.sim.loop import VirtualLoop
 from timebell.sim.run_log import Run, jobs_since, run_fingerprint, to_runs
+from timebell.store.jobs import repository
 from timebell.store.schedules import queries
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.transaction import JOBS, SCHEDULES
@@ -75,8 +76,9 @@ class World:
 
     def __init__(self, *, start: datetime = START, seed: int = 0, nodes: int = 1, **options: Any) -> None:
         self._runner = asyncio.Runner(loop_factory=VirtualLoop)
-        self._loop = self._runner.get_loop()
-        assert isinstance(self._loop, VirtualLoop)
+        loop = self._runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        self._loop = loop
         self._loop.before_jump = self._before_jump
         self.clock = IdleSkippingClock(start, self._loop)
         self.database = SimulatedDatabase(self.clock.now, multi_node=nodes > 1)
@@ -313,6 +315,20 @@ class World:
     def schedules(self) -> list[Schedule]:
         """Return all schedules, ordered by their next fire time."""
         return self.database.run_read(queries.list_next_to_fire, 1_000_000)
+
+    def pending_jobs(self, topic: str) -> list[Job]:
+        """Return up to 500 pending jobs of a topic, newest first."""
+        pending = {JobState.PENDING}
+        return self.database.run_read(repository.list_jobs, {"topic": topic}, pending, 500, None, 0).items
+
+    @contextmanager
+    def socket_grace(self, seconds: float) -> Iterator[None]:
+        """Let time wait this long, in real seconds, for responses to open sockets before each jump in the block."""
+        before, self._loop.socket_grace_seconds = self._loop.socket_grace_seconds, seconds
+        try:
+            yield
+        finally:
+            self._loop.socket_grace_seconds = before
 
     def dump_rows(self) -> bytes:
         """Return all rows of schedules, revisions, live and finished jobs, as one line of JSON each."""

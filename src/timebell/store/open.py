@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,8 @@ from timebell.store.dialects.sqlite import store as sqlite
 from timebell.store.subscribers import Subscribers
 from timebell.store.urls import parse_database_url
 from timebell.store.version import HEAD, VERSION_TABLE, WORKS_SINCE, schema_outdated
+
+log = logging.getLogger("timebell.store")
 
 R = TypeVar("R")
 
@@ -147,6 +151,18 @@ async def upgrade(url: str) -> tuple[str | None, str]:
     return await _run_on_connection(url, migrate)
 
 
+@contextmanager
+def _alembic_log_reduced() -> Iterator[None]:
+    """Omit Alembic's information from the log of the host application, which is about its own migrations."""
+    alembic_log = logging.getLogger("alembic")
+    level = alembic_log.level
+    alembic_log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        alembic_log.setLevel(level)
+
+
 def _sleep_briefly(connection: Connection) -> None:
     sleep = "SLEEP" if connection.dialect.name == "mysql" else "pg_sleep"
     connection.exec_driver_sql(f"SELECT {sleep}(0.5)").close()
@@ -166,7 +182,8 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
         connection.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
     elif connection.dialect.name == "mysql":  # released when the connection closes
         connection.exec_driver_sql("SELECT GET_LOCK(CONCAT('timebell ', DATABASE()), 3600)")
-    before = MigrationContext.configure(connection, opts=options).get_current_revision()
+    with _alembic_log_reduced():
+        before = MigrationContext.configure(connection, opts=options).get_current_revision()
     if before is not None and before > HEAD:
         if not _supports_this_release(connection):
             raise schema_outdated(str(connection.engine.url), before)
@@ -174,7 +191,10 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _alembic_log_reduced():
+        command.upgrade(config, "head")
+    done = "created the tables" if before is None else f"upgraded the tables from {before}"
+    log.info("%s database=%s version=%s", done, connection.engine.url.render_as_string(), HEAD)
     connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET works_since = '{WORKS_SINCE}'")  # noqa: S608
     return before, HEAD
 

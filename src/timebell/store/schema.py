@@ -70,6 +70,8 @@ schedules = Table(
     Column("tzdata", String(20)),
     Column("utc_offset", Integer),
     Column("created_by", String(200)),
+    # The deployment that last defined it in code.
+    Column("deployment", String(200)),
     Index("timebell_schedules_name", "tenant_id", "name", unique=True),
     # For the planner: the first entry is the next schedule to fire.
     Index(
@@ -354,6 +356,19 @@ nodes = Table(
     Column("slots", Integer, nullable=False, server_default="0"),
     Column("running", Integer, nullable=False, server_default="0"),
     Column("clock_ahead", Integer, nullable=False, server_default="0"),
+    # The deployment whose code it runs; NULL if that defines nothing.
+    Column("deployment", String(200)),
+)
+
+# The releases of programs that define schedules in code, in the order in which they were first seen.
+deployments = Table(
+    "timebell_deployments",
+    metadata,
+    Column("id", String(200), primary_key=True),
+    Column("program", String(200), nullable=False),
+    # The number of schedules that it defines.
+    Column("definitions", Integer, nullable=False),
+    Column("first_seen_at", Instant, nullable=False),
 )
 
 leases = Table(

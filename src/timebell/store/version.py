@@ -25,5 +25,6 @@ def schema_outdated(url: str, found_version: str | None) -> SchemaOutdated:
         )
     state = f"has the tables of version {found_version}" if found_version else "has no Timebell tables yet"
     return SchemaOutdated(
-        f"The database {url.split('@')[-1]} {state}; this release needs {HEAD}.", fix="Run: timebell db upgrade"
+        f"The database {url.split('@')[-1]} {state}; this release needs {HEAD}.",
+        fix="Run: timebell db upgrade, or await app.upgrade().",
     )

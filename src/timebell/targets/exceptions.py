@@ -13,9 +13,9 @@ MAX_TRACEBACK_LENGTH = 8_000
 _CALLER = str(Path(__file__).with_name("handler.py"))
 
 
-def failed_outcome(exc: BaseException) -> Outcome:
+def failed_outcome(exc: BaseException, *, retryable: bool) -> Outcome:
     """Return the outcome of a handler that raised `exc`."""
-    outcome = Outcome.failed(type(exc).__name__, _describe(exc))
+    outcome = Outcome.failed(type(exc).__name__, _describe(exc), retryable=retryable)
     outcome.traceback = format_traceback(exc)
     return outcome
 

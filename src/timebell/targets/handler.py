@@ -112,6 +112,14 @@ class Cancel(Exception):
         super().__init__(reason)
 
 
+class Fail(Exception):
+    """Raise in a handler to fail the job at once, whatever attempts are left: it becomes a dead letter."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
 HandlerFunction = Callable[[Arrived], Awaitable[Any] | Any]
 CallNext = Callable[[Arrived], Awaitable[Any]]
 Middleware = Callable[[Arrived, CallNext], Awaitable[Any]]
@@ -137,6 +145,11 @@ class Handler:
                 f"{self.function!r:.100} cannot be a handler of {self.pattern}.", code="INVALID_HANDLER",
                 fix="A handler takes the event: async def handle(event: Arrived) -> None.",
             )  # fmt: skip
+        if _is_generator(self.function):
+            raise InvalidInput(
+                f"{self.function!r:.100} contains yield, so calling it would not run it.", code="INVALID_HANDLER",
+                fix="Return the result instead. To process items one by one, use a loop inside the handler.",
+            )  # fmt: skip
         object.__setattr__(self, "is_async", _is_async(self.function))
 
     def matches(self, topic: str) -> bool:
@@ -144,6 +157,10 @@ class Handler:
         if self.pattern == "*" or self.pattern == topic:
             return True
         return self.pattern.endswith(".*") and topic.startswith(self.pattern[:-1])
+
+    def is_redefinition_of(self, other: Handler) -> bool:
+        """True if both are one function of a module, defined again for the same pattern."""
+        return self.pattern == other.pattern and is_redefinition(self.function, other.function)
 
 
 @dataclass(slots=True)
@@ -153,6 +170,7 @@ class FastHandler:
     function: Callable[[Arrived], Coroutine[Any, Any, Any]]
     timeout: float | None
     payload: PayloadType | None
+    retry: Retry | None = None
     finishes_immediately: bool = True
     """True if its last call finished in the first step."""
 
@@ -175,7 +193,8 @@ class Handlers:
         """The node's clock, for detecting blocking handlers."""
 
     def add(self, handler: Handler) -> None:
-        """Register a handler."""
+        """Register a handler; it replaces the same function, of a notebook cell or module that was run before."""
+        self._handlers = [each for each in self._handlers if not handler.is_redefinition_of(each)]
         self._handlers.append(handler)
         self.handlers_for.cache_clear()
         self.fast_path_handler.cache_clear()
@@ -196,6 +215,10 @@ class Handlers:
         copied._handlers, copied._middleware = list(self._handlers), list(self._middleware)
         return copied
 
+    def functions(self) -> list[HandlerFunction]:
+        """Return the registered functions."""
+        return [handler.function for handler in self._handlers]
+
     def __len__(self) -> int:
         return len(self._handlers)
 
@@ -211,7 +234,7 @@ class Handlers:
         code = getattr(function, "__code__", None)  # None for callable objects, which may not be coroutine functions
         if code is None or not code.co_flags & inspect.CO_COROUTINE:
             return None
-        return FastHandler(function, matching[0].timeout, matching[0].payload)
+        return FastHandler(function, matching[0].timeout, matching[0].payload, matching[0].retry)
 
     def routes(self, *, is_async: bool) -> Routes:
         """Return the routes of the async or of the sync handlers."""
@@ -261,16 +284,20 @@ class Handlers:
             return Outcome.failed(error.code, error.message, retryable=False)
         results: list[Any] = []
         first_error: BaseException | None = None
+        retry: Retry | None = None
         for handler, event in zip(handlers, events, strict=True):
             try:
                 results.append(await self._start_call(handler, event))
-            except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
-                first_error = exc if first_error is None else first_error
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as exc:  # sys.exit() in a handler must not stop the engine
+                if first_error is None:
+                    first_error, retry = exc, handler.retry
         if first_error is None:
             return Outcome.ok(results[0] if results else None)
         if isinstance(first_error, Snooze | Cancel):
             raise first_error
-        return failed_outcome(first_error)
+        return _failure_of(first_error, retry)
 
     def _start_call(self, handler: Handler, event: Arrived) -> Awaitable[Any]:
         is_direct = handler.is_async and not self._middleware  # called directly, without an intermediate coroutine
@@ -325,14 +352,20 @@ def build_event(
     return event
 
 
-async def call_outcome(call: Awaitable[Any]) -> Outcome:
-    """Await a handler call and return its outcome. Snooze and Cancel propagate."""
+def _failure_of(error: BaseException, retry: Retry | None) -> Outcome:
+    """Return the outcome of an attempt whose handler, with this retry policy, raised an exception."""
+    retryable = not isinstance(error, Fail) and (retry is None or retry.is_retryable(error))
+    return failed_outcome(error, retryable=retryable)
+
+
+async def call_outcome(call: Awaitable[Any], retry: Retry | None) -> Outcome:
+    """Await a call of a handler with this retry policy, and return its outcome. Snooze and Cancel propagate."""
     try:
         return Outcome.ok(await call)
-    except (Snooze, Cancel):
+    except (Snooze, Cancel, asyncio.CancelledError, GeneratorExit):
         raise
-    except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
-        return failed_outcome(exc)
+    except BaseException as exc:  # sys.exit() in a handler must not stop the engine
+        return _failure_of(exc, retry)
 
 
 def _accepts_event(function: Callable[..., Any]) -> bool:
@@ -346,6 +379,13 @@ def _accepts_event(function: Callable[..., Any]) -> bool:
     return True
 
 
+def is_redefinition(function: Any, other: Any) -> bool:
+    """True if a function of a module, such as a notebook cell, was defined again; not for local functions."""
+    name, module = getattr(function, "__qualname__", "<"), getattr(function, "__module__", None)
+    same = (name, module) == (getattr(other, "__qualname__", None), getattr(other, "__module__", None))
+    return same and "<" not in name
+
+
 async def _call_middleware(middleware: Middleware, call_next: CallNext, event: Arrived) -> Any:
     return await middleware(event, call_next)
 
@@ -353,6 +393,14 @@ async def _call_middleware(middleware: Middleware, call_next: CallNext, event: A
 def _is_async(function: Any) -> bool:
     """True if calling it returns a coroutine; also for callable objects with an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _is_generator(function: Any) -> bool:
+    """True if calling it returns a generator; also for callable objects with such a `__call__`."""
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+    )
 
 
 def _build_events(delivery: Delivery, handlers: list[Handler], state: Any) -> list[Arrived]:

@@ -6,7 +6,7 @@ pytest imports this module wherever the package is installed, so its own imports
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,12 +24,20 @@ def timebell() -> Iterator[Kit]:
         yield kit
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run async tests that use the fixture on the event loop of the fixture."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Run async tests that use the fixture on the event loop of the fixture.
+
+    The test becomes a plain function, so that pytest-asyncio and anyio do not run it on a loop of theirs, on which
+    virtual time does not pass. pytest-asyncio has wrapped it already.
+    """
     kit: Any = pyfuncitem.funcargs.get("timebell")
-    if not inspect.iscoroutinefunction(pyfuncitem.obj) or type(kit).__module__ != f"{__name__}.kit":
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    kit.run(pyfuncitem.obj(**arguments))
-    return True
+    test = inspect.unwrap(pyfuncitem.obj)
+    if inspect.iscoroutinefunction(test) and type(kit).__module__ == f"{__name__}.kit":
+        bound = test.__get__(pyfuncitem.instance) if inspect.ismethod(pyfuncitem.obj) else test
+
+        def run_on_virtual_time(**arguments: Any) -> None:
+            kit.run(bound(**arguments))
+
+        pyfuncitem.obj = run_on_virtual_time
+    return (yield)

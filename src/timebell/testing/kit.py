@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from timebell.app import Timebell
 from timebell.errors import InvalidInstant
-from timebell.model.job import JobState
+from timebell.model.job import Job, JobState
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
+from timebell.sim.loop import VirtualLoop
 from timebell.sim.run_log import Run
 from timebell.sim.world import World
+from timebell.targets.payloads import to_json_value
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 T = TypeVar("T")
+# While code under test has open sockets, such as those of its own database, time waits this long (in real seconds) for
+# a response before each jump; shorter while time is advanced, when the sockets are usually idle.
+SOCKET_GRACE_SECONDS = 1.0
+ADVANCE_SOCKET_GRACE_SECONDS = 0.02
 _IN_ZONE = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
 
 
@@ -48,12 +54,18 @@ class AsyncTimeControl:
         self._world = world
 
     async def advance(self, **spans: float) -> Runs:
-        """Advance time like `Kit.advance`."""
+        """Advance time like `Kit.advance`. Raises RuntimeError on an event loop on which virtual time does not pass."""
         return await self.jump_to(self._world.now + timedelta(**spans))
 
     async def jump_to(self, instant: datetime | str) -> Runs:
-        """Advance time like `Kit.jump_to`."""
-        await self._world.until(_to_instant(instant))
+        """Advance time like `Kit.jump_to`. Raises RuntimeError on an event loop on which virtual time does not pass."""
+        if not isinstance(asyncio.get_running_loop(), VirtualLoop):
+            raise RuntimeError(
+                "This code runs on another event loop than the fixture, so virtual time does not pass. Request the"
+                " fixture `timebell` in the test itself, or call timebell.advance(...) from a plain function."
+            )
+        with self._world.socket_grace(ADVANCE_SOCKET_GRACE_SECONDS):
+            await self._world.until(_to_instant(instant))
         return Runs(self._world.runs())
 
 
@@ -106,7 +118,8 @@ class Kit:
         """Await a coroutine, such as a method of the app, and return its result. Waiting in it takes no real time."""
         self._used = True
         _require_no_event_loop(coroutine)
-        return self.world.run(coroutine)
+        with self.world.socket_grace(SOCKET_GRACE_SECONDS):
+            return self.world.run(coroutine)
 
     def connect(self) -> AbstractContextManager[Connection]:
         """Return a context manager with a SQLAlchemy connection to the database, for tables of your own.
@@ -170,6 +183,35 @@ class Kit:
                 f"{topic} was skipped{for_reason} {_format_count(skipped)}{expected}.\n{self._failure_details(topic)}"
             )
 
+    def assert_scheduled(
+        self, topic: str, payload: Any = ..., *, at: datetime | str | None = None, **fields: Any
+    ) -> Job:
+        """Assert that a job of the topic is pending, and return the first one.
+
+        Only jobs with this `payload` (a mapping: with these members), that are due at the instant `at`, and whose
+        other attributes, such as `owner_id` and `key`, equal `fields`, count.
+        """
+        pending = self._pending_jobs(topic)
+        matching = [job for job in pending if _matches(job, payload, at, fields)]
+        if not matching:
+            jobs = "\n".join(f"  {_format_job(job)}" for job in pending) or "  none"
+            raise AssertionError(
+                f"No such job of {topic} is scheduled. Pending jobs of {topic}:\n{jobs}\n{self._failure_details(topic)}"
+            )
+        return matching[0]
+
+    def assert_not_scheduled(
+        self, topic: str, payload: Any = ..., *, at: datetime | str | None = None, **fields: Any
+    ) -> None:
+        """Assert that no pending job of the topic matches: see `assert_scheduled`."""
+        matching = [job for job in self._pending_jobs(topic) if _matches(job, payload, at, fields)]
+        if matching:
+            jobs = "\n".join(f"  {_format_job(job)}" for job in matching)
+            raise AssertionError(f"{topic} is scheduled:\n{jobs}")
+
+    def _pending_jobs(self, topic: str) -> list[Job]:
+        return sorted(self.world.pending_jobs(topic), key=lambda job: job.run_at)
+
     def _runs_of(self, topic: str) -> Runs:
         return Runs(self.world.history()).of(topic)
 
@@ -188,6 +230,23 @@ class Kit:
         if not self.world.has_started:
             lines.append("Time has not advanced yet: advance(...) or jump_to(...) starts the engine.")
         return "\n".join(lines)
+
+
+def _matches(job: Job, payload: Any, at: datetime | str | None, fields: dict[str, Any]) -> bool:
+    if at is not None and job.run_at != _to_instant(at):
+        return False
+    if payload is not ...:
+        expected = to_json_value(payload)
+        actual = job.payload
+        if isinstance(expected, dict) and isinstance(actual, dict):
+            actual = {name: value for name, value in actual.items() if name in expected}
+        if actual != expected:
+            return False
+    return all(getattr(job, name) == value for name, value in fields.items())
+
+
+def _format_job(job: Job) -> str:
+    return f"{job.topic} at {format_instant(job.run_at)}: {job.payload!r:.200}"
 
 
 def _to_instant(instant: datetime | str) -> datetime:

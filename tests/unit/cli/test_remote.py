@@ -69,6 +69,16 @@ def test_backlogs_are_listed_released_and_discarded(remote: Cli) -> None:
     assert remote("release", "missing").code == 3
 
 
+def test_schedules_that_were_removed_from_the_code_are_pruned(remote: Cli) -> None:
+    assert "No schedule was removed" in remote("schedule", "prune", "--yes").err
+    for name in ("kept", "gone"):
+        remote("schedule", "create", name, "--topic", "report.build", "--cron", "0 2 * * *", "--tz", "UTC")
+        remote("schedule", "pause", name, "-r", "removed from code" if name == "gone" else "lunch")
+    assert "Deleted 1." in remote("schedule", "prune", "--yes").err
+    names = {each["name"] for each in as_json(remote("schedule", "list", "-o", "json"))}
+    assert "kept" in names and "gone" not in names
+
+
 def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> None:
     created = as_json(remote(
         "schedule", "create", "nightly", "--topic", "report.build", "--cron", "0 2 * * *", "--tz", "America/New_York",

@@ -128,6 +128,17 @@ def test_last_instants_of_the_supported_range() -> None:
     assert late.next(utc("2027-01-01")) is None
 
 
+def test_durations_have_one_notation() -> None:
+    quarters = [Every(duration).to_fields()["spec"] for duration in ("15m", "PT15M", 900, timedelta(minutes=15))]
+    assert quarters == ["PT15M"] * 4
+    assert [Every(text).to_fields()["spec"] for text in ("1h30m", "1d", "2w", "90s")] == [
+        "PT1H30M",
+        "P1D",
+        "P2W",
+        "PT90S",
+    ]
+
+
 @pytest.mark.parametrize(
     ("duration", "why"),
     [
@@ -149,9 +160,10 @@ def test_last_instants_of_the_supported_range() -> None:
         ("PT0.999S", "shorter than a second"),
         (timedelta(milliseconds=999), "shorter than a second"),
         (timedelta(days=-1), "shorter than a second"),
-        (None, "text or a timedelta"),
-        (15, "text or a timedelta"),
-        (["P1D"], "text or a timedelta"),
+        (0.5, "shorter than a second"),
+        (None, "text, a timedelta or a number"),
+        (True, "text, a timedelta or a number"),
+        (["P1D"], "text, a timedelta or a number"),
     ],
 )
 def test_invalid_durations_are_refused(duration: object, why: str) -> None:

@@ -183,12 +183,17 @@ def _notify(tx: Transaction) -> None:
     tx.execute(text("SELECT pg_notify('timebell', '')"))
 
 
+def _deployment_of(node: nodes.Node) -> str:
+    return "" if node.deployment is None else f", deployment {node.deployment}"
+
+
 async def _check_engine(store: Store) -> Check:
     """List the nodes of this database, or report whether a SQLite file is in use."""
     known_nodes = await store.run(nodes.list_nodes)
     now = await store.read_clock()
     names = ", ".join(
-        f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago)" for node in known_nodes
+        f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago{_deployment_of(node)})"
+        for node in known_nodes
     )
     if store.multi_node:
         return Check("ok", "nodes", names or "none is running")

@@ -214,8 +214,18 @@ def _refuse_count(text: str, words: list[str]) -> NoReturn:
     message = f"The cron expression {text!r} has {count} field{'' if count == 1 else 's'}, not 5, 6 or 7."
     fix = "Write minute hour day-of-month month day-of-week, with seconds before them, or seconds before and year after"
     if 0 < count < 5:
-        fix += f", e.g. {' '.join([*words, *['*'] * (5 - count)])!r}"
+        fix += f", e.g. {_complete(words)!r}"
     refuse(message, f"{fix}.")
+
+
+def _complete(words: list[str]) -> str:
+    """Return these words, completed to a valid expression; another expression if that is impossible."""
+    completed = " ".join([*words, *["*"] * (5 - len(words))])
+    try:
+        parse_fields(completed)
+    except InvalidRecurrence:
+        return "0 9 * * *"
+    return completed
 
 
 def _parse_field(field: Field, text: str) -> tuple[int, list[HashChoice]]:

@@ -39,6 +39,8 @@ class Node:
     running: int = 0
     clock_ahead: int = 0
     """Milliseconds by which its clock is ahead of the database clock."""
+    deployment: str | None = None
+    """The deployment whose code it runs; None if that defines nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def announce(tx: Transaction, node: Node) -> bool:
         "routes": orjson.dumps(node.routes.to_json()).decode(),
         "heartbeat": node.heartbeat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
         "running": node.running, "clock_ahead": node.clock_ahead,
+        "deployment": node.deployment,
     }  # fmt: skip
     if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
         tx.execute(insert(nodes).values(id=node.id, **values))
@@ -105,6 +108,7 @@ def list_nodes(tx: Transaction) -> list[Node]:
             row.slots,
             row.running,
             row.clock_ahead,
+            row.deployment,
         )
         for row in rows
     ]

@@ -35,7 +35,7 @@ from timebell.store.schedules.rows import (
     updated_tzdata_columns,
 )
 from timebell.store.schema import jobs as job_table
-from timebell.store.schema import revisions, schedules
+from timebell.store.schema import requests, revisions, schedules
 from timebell.store.transaction import SCHEDULES, Transaction
 from timebell.tracing import strip_context
 
@@ -63,6 +63,7 @@ def upsert_schedule(
     if revision is not None:
         _check_revision(schedule.name, row, revision)
     if row is None:
+        _reserve_request_id(tx, schedule)
         tx.execute(insert(schedules).values(**schedule_to_row(schedule)))
         insert_revision(tx, schedule, schedule.created_at)  # its first occurrence is after its creation
         notify_planners(tx, schedule)
@@ -70,7 +71,7 @@ def upsert_schedule(
     if not replace:
         raise Conflict(
             f"A schedule named {schedule.name!r} already exists.", code="SCHEDULE_EXISTS", existing=row.id,
-            fix="Use another name, or replace the schedule with PUT /schedules/by-name/{name}.",
+            fix="Use another name, or replace it: replace=True in Python, PUT /schedules/by-name/{name} in HTTP.",
         )  # fmt: skip
     old = try_schedule_from_row(row)
     if old is None:
@@ -83,6 +84,22 @@ def upsert_schedule(
     if old.error is None and (unchanged or has_same_code):
         return old
     return edit(tx, old, schedule, build, now)
+
+
+def _reserve_request_id(tx: Transaction, schedule: Schedule) -> None:
+    """Reserve the client request id of a new schedule, if it has one, for ever. Raises Conflict if it was used."""
+    request_id = schedule.action.metadata.get("client_request_id")
+    if request_id is None:
+        return
+    request = {"tenant_id": schedule.tenant_id, "request_id": request_id}
+    tx.execute(tx.dialect.insert_ignoring_duplicates(requests), [{**request, "job_id": schedule.id}])
+    holder = tx.execute(select(requests.c.job_id).filter_by(**request)).scalar_one()
+    if str(holder) != schedule.id:
+        raise Conflict(
+            f"The client request id {request_id!r} was already used for {holder}.",
+            code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE", existing=str(holder),
+            fix="If it is the same request, use that schedule. For a new request, send a new id.",
+        )  # fmt: skip
 
 
 def _check_revision(name: str, row: Row[Any] | None, revision: int) -> None:

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, SmallInteger, String, Table, Text, false, text, true
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    event,
+    false,
+    text,
+    true,
+)
 
 from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
@@ -141,8 +156,14 @@ deliveries = Table(
     Column("sends", SmallInteger, nullable=False, server_default="0"),
     Column("unknown_sends", SmallInteger, nullable=False, server_default="0"),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
-    # Each row is updated with its result: free space on the page keeps that update out of the indexes (HOT).
-    postgresql_with={"fillfactor": 42},
+)
+# Each row is updated with its result: free space on the page keeps that update out of the indexes (HOT).
+event.listen(
+    deliveries,
+    "after_create",
+    DDL("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)").execute_if(  # type: ignore[no-untyped-call]
+        dialect="postgresql"
+    ),
 )
 
 # Notifications accepted per device, over all jobs, so that a device gets none twice.

@@ -150,8 +150,9 @@ def upgrade() -> None:
         sa.Column("message_id", sa.Text()),
         sa.Column("sends", sa.SmallInteger(), nullable=False, server_default="0"),
         sa.Column("unknown_sends", sa.SmallInteger(), nullable=False, server_default="0"),
-        postgresql_with={"fillfactor": 42},
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)")
     op.create_index("timebell_campaign_deliveries_chunk", "timebell_campaign_deliveries", ["campaign_id", "chunk"])
     op.create_table(
         "timebell_campaigns",
@@ -440,6 +441,14 @@ def upgrade() -> None:
         sa.Column("slots", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("running", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("clock_ahead", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("deployment", sa.String(200)),
+    )
+    op.create_table(
+        "timebell_deployments",
+        sa.Column("id", sa.String(200), primary_key=True),
+        sa.Column("program", sa.String(200), nullable=False),
+        sa.Column("definitions", sa.Integer(), nullable=False),
+        sa.Column("first_seen_at", Instant, nullable=False),
     )
     op.create_table(
         "timebell_notifications",
@@ -533,6 +542,7 @@ def upgrade() -> None:
         sa.Column("tzdata", sa.String(20)),
         sa.Column("utc_offset", sa.Integer()),
         sa.Column("created_by", sa.String(200)),
+        sa.Column("deployment", sa.String(200)),
     )
     op.create_index("timebell_schedules_calendar", "timebell_schedules", ["calendar"], **_where("calendar IS NOT NULL"))
     op.create_index(

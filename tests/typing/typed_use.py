@@ -44,6 +44,8 @@ def handlers(app: Timebell, reminder: Arrived[Reminder]) -> None:
         return event.payload.user_id
 
     assert_type(typed(reminder), int)
+    assert_type(typed.sync.schedule_in("15m", Reminder(user_id=1)), Job)
+    assert_type(typed.sync.schedule_repeat(Every(60), Reminder(user_id=1), name="n"), Schedule)
 
-    @app.on("wrong")  # type: ignore[type-var]
+    @app.on("wrong")  # type: ignore[arg-type]
     async def wrong(number: int) -> None: ...
