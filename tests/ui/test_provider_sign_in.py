@@ -76,6 +76,9 @@ async def test_a_user_signs_in_with_the_role_of_a_group(serve: Serve, provider: 
         for flag in ("Secure", "HttpOnly", "SameSite=lax", "Path=/"):
             assert flag in cookie
         assert "dana, admin" in (await browser.get("/ui/")).text
+        page = (await browser.get("/ui/users/dana")).text
+        assert provider.issuer in page
+        assert "/ui/users/dana/role" not in page  # the provider determines it
         [user] = (await browser.app.store.run(users.list_users, 10, None)).items
         assert (user.name, user.tenant_id, user.issuer, user.subject) == ("dana", "default", provider.issuer, "u-1")
         assert len(await browser.app.store.run(users.list_sessions, user.id, browser.app.clock.now())) == 1
@@ -126,6 +129,8 @@ async def test_a_user_without_a_role_is_refused_and_loses_open_sessions(
             assert (refused.status_code, reason_of(refused)) == (403, "NO_ROLE")
             assert COOKIE not in browser.client.cookies
         assert "dana has no role here" in refused.text
+        records = (await browser.app.store.run(audit_log.list_records, "default", 20, None)).items
+        assert any((one.action, one.outcome, one.code) == ("session.begin", "refused", "NO_ROLE") for one in records)
         browser.client.cookies.set(COOKIE, session, domain="127.0.0.1")
         assert (await browser.get("/ui/")).status_code == 303
 
@@ -280,6 +285,9 @@ async def test_an_outage_of_the_database_is_explained_without_details(
         url = await start(browser)
         monkeypatch.setattr(browser.app.store, "run", fail)
         page = await browser.get(provider.authorize(url))
+        assert (page.status_code, reason_of(page)) == (503, "DATABASE_UNREACHABLE")
+        assert "db.internal" not in page.text
+        page = await browser.sign_in()
         assert (page.status_code, reason_of(page)) == (503, "DATABASE_UNREACHABLE")
         assert "db.internal" not in page.text
 

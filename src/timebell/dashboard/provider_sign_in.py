@@ -15,6 +15,7 @@ from timebell.api.authentication_failures import TooManySignIns
 from timebell.api.client_address import client_network
 from timebell.api.identity_provider import IdentityProvider, NoRole, SignInFailed
 from timebell.api.provider_cache import ProviderUnavailable
+from timebell.api.refusals import UNKNOWN_ACTOR
 from timebell.api.sign_in_attempt import SignInAttempt
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.rendering import render_template
@@ -58,7 +59,6 @@ async def start_sign_in(request: Request, next: str = "/ui/") -> Response:
 @routes.get("/ui/sign-in/callback")
 async def finish_sign_in(request: Request) -> Response:
     """Start a session for the identity that the provider confirms. The cookie of the attempt is used once."""
-    authenticator: Authenticator = request.app.state.authenticator
     sessions: Sessions = request.app.state.sessions
     secret, _, encoded_path = request.cookies.get(ATTEMPT_COOKIE, "").partition(".")
     next_path = local_path(unquote(encoded_path))
@@ -73,7 +73,7 @@ async def finish_sign_in(request: Request) -> Response:
     except StoreError:  # the error page of all pages, without details of the database
         raise
     except TimebellError as error:
-        await _record_failure(error, authenticator, sessions, address)
+        await _record_failure(error, request, address)
         response = render_sign_in(request, next_path, error)
     else:
         response = RedirectResponse(next_path, 303)
@@ -141,8 +141,10 @@ async def _confirm(provider: IdentityProvider, attempt: SignInAttempt, request: 
     return identity
 
 
-async def _record_failure(error: TimebellError, authenticator: Authenticator, sessions: Sessions, address: str) -> None:
-    """Log and count a failed sign-in; end the open sessions of a user who has lost every role."""
+async def _record_failure(error: TimebellError, request: Request, address: str) -> None:
+    """Log, count and record a failed sign-in; end the open sessions of a user who has lost every role."""
+    authenticator: Authenticator = request.app.state.authenticator
+    sessions: Sessions = request.app.state.sessions
     if isinstance(error, SignInFailed):
         log.warning("could not sign in at identity provider address=%s reason=%s", address, error.reason)
         authenticator.failures.record("wrong_token", address)
@@ -150,6 +152,12 @@ async def _record_failure(error: TimebellError, authenticator: Authenticator, se
         log.warning("could not reach identity provider error=%s", error.reason)
     elif isinstance(error, Refused):
         authenticator.failures.record("refused_identity", address)
+    if isinstance(error, SignInFailed | Refused):
+        await authenticator.refusals.record(
+            tenant_id="default", actor=UNKNOWN_ACTOR, actor_kind="user", network=client_network(address),
+            address=address, action="session.begin", code=error.code, request_id=request.state.id,
+            authenticated=False,
+        )  # fmt: skip
     if isinstance(error, NoRole):
         await sessions.end_sessions_of_identity(error.issuer, error.subject)
 

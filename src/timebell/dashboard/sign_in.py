@@ -11,7 +11,7 @@ from timebell.api.authentication_failures import TooManySignIns
 from timebell.dashboard.provider_sign_in import render_sign_in, render_sign_out
 from timebell.dashboard.sessions import TENANT_COOKIE, Sessions, set_session_cookie
 from timebell.dashboard.views import ZONE_CHOICES, CurrentView, PageRoute, local_path
-from timebell.errors import TimebellError
+from timebell.errors import StoreError, TimebellError
 
 routes = APIRouter(route_class=PageRoute)
 
@@ -34,6 +34,8 @@ async def sign_in(request: Request) -> Response:
         else:
             name, password = form.get("name", "").strip(), form.get("password", "")
             token = await sessions.sign_in(request.app.state.authenticator, request, name[:200], password[:200])
+    except StoreError:  # the error page of all pages, without details of the database
+        raise
     except TimebellError as error:
         return render_sign_in(request, next_path, error, 429 if isinstance(error, TooManySignIns) else 401)
     response = RedirectResponse(next_path, 303)
