@@ -130,7 +130,7 @@ def _codes_of_call(node: ast.Call) -> Iterator[str]:
     if called in ("failed", "_invalid", "complete_after_failure", "NotReady", "problem_response"):
         for argument in node.args:
             yield from _texts(argument)
-    if called == "missing" and isinstance(node.args[0], ast.Constant):
+    if called == "not_found" and isinstance(node.args[0], ast.Constant):
         yield f"{str(node.args[0].value).upper().replace(' ', '_')}_NOT_FOUND"
 
 
