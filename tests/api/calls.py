@@ -247,13 +247,13 @@ def operations() -> list[Operation]:
     return found
 
 
-def _create_attempted_jobs(tx: Transaction, now: datetime) -> list[str]:
-    """Create a dead letter, a running job and a sent webhook of our tenant; return their ids."""
+def _create_attempted_jobs(tx: Transaction, tenant_id: str, now: datetime) -> list[str]:
+    """Create a dead letter, a running job and a sent webhook; return their ids."""
     due = now - timedelta(minutes=1)  # due even if the clock of the database is slightly behind
     created = [
         NewJob(
-            id=id_, tenant_id=OURS, topic="secret.topic", scheduled_at=due, run_at=due, timezone="UTC", created_at=now,
-            route="@http" if target else "secret.topic", queue=f"q-{id_}", target=target,
+            id=id_, tenant_id=tenant_id, topic="secret.topic", scheduled_at=due, run_at=due, timezone="UTC",
+            created_at=now, route="@http" if target else "secret.topic", queue=f"q-{id_}", target=target,
         )
         for id_, target in zip(new_ids(now, 3), (None, None, '{"kind":"http","options":{}}'), strict=True)
     ]  # fmt: skip
@@ -303,6 +303,7 @@ class World:
     count: int = 0
     called: str = ""
     """The path of the last call."""
+    tenant: str = OURS
 
     @classmethod
     async def make(cls, web: Web) -> World:
@@ -321,13 +322,23 @@ class World:
         world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
         narrow = await web.ask("PUT", "/queues/narrow", {"concurrency": 5}, key=ours[Role.PLATFORM])
         assert narrow.status_code == 200, narrow.text
-        await world.renew()
-        await world._renew_push("phones")
-        await world._renew_triggers("shifts")
+        await world._create_objects()
         return world
 
+    async def mirror(self) -> World:
+        """Return the world of the other tenant, whose objects have the same names."""
+        names = {name: self.names[name] for name in ("node", "now", "hour")}
+        world = World(self.web, self.other, {}, self.revoked, self.expired, names, tenant=THEIRS)
+        await world._create_objects()
+        return world
+
+    async def _create_objects(self) -> None:
+        await self.renew()
+        await self._renew_push("phones")
+        await self._renew_triggers("shifts")
+
     async def renew(self) -> None:
-        """Recreate the objects of our tenant that the last call may have changed, so that the next call finds them."""
+        """Recreate the objects of the tenant that the last call may have changed, so that the next call finds them."""
         self.count += 1
         name, editor = f"secret-{self.count}", self.role[Role.EDITOR]
         if self.called.startswith(PUSH):
@@ -347,13 +358,13 @@ class World:
         job = {"topic": "secret.topic", "runAt": LATER, "timezone": "UTC"}
         self.names["job"] = (await self.web.post("/jobs", job, key=editor)).json()["id"]
         self.names["dead"], self.names["held"], self.names["sent"] = await self.web.app.store.run(
-            _create_attempted_jobs, self.web.app.clock.now()
+            _create_attempted_jobs, self.tenant, self.web.app.clock.now()
         )
         self.names["token"] = attempt_token(SECRET, self.names["held"], 1)
         matches_none = {"filter": {"topic": f"none.{self.count}"}}
         created = await self.web.post("/dead-letters/retry", matches_none, key=operator)
         self.names["operation"] = created.json()["id"]
-        key = await self.web.key("viewer", OURS)
+        key = await self.web.key("viewer", self.tenant)
         admin = self.role[Role.ADMIN]
         for path, body in (("/secrets", {"name": name, "value": "v"}), ("/targets", {"name": name, **HOOK})):
             created = await self.web.post(path, body, key=admin)
@@ -363,8 +374,16 @@ class World:
         assert created.status_code == 201, created.text
         self.names |= {"secret": name, "target": name, "connection": name}
         now = self.web.app.clock.now()
-        user = User(id=new_id(now), tenant_id=OURS, name=f"{name}-user", role=Role.VIEWER, created_at=now)
-        session = Session(id=session_id(name), user_id=user.id, key_id=None, created_at=now, seen_at=now)
+        user = User(
+            id=new_id(now),
+            tenant_id=self.tenant,
+            name=f"{name}-user-of-{self.tenant}",
+            role=Role.VIEWER,
+            created_at=now,
+        )
+        session = Session(
+            id=session_id(f"{name} {self.tenant}"), user_id=user.id, key_id=None, created_at=now, seen_at=now
+        )
         await self.web.app.store.run(users.create_user, user, "no password")
         await self.web.app.store.run(users.create_session, session, None)
         self.names |= {"user": user.name, "session": session.id[:SESSION_ID_LENGTH]}
@@ -388,7 +407,7 @@ class World:
         self.names["device"] = created.json()["id"]
         source = AudienceSource.from_json(AUDIENCE)
         now = self.web.app.clock.now()
-        await self.web.app.store.run(audiences.upsert_audience, OURS, name, source, None, now)
+        await self.web.app.store.run(audiences.upsert_audience, self.tenant, name, source, None, now)
         for which in ("campaign", "going", "stopped"):
             created = await self.web.post("/campaigns", {"title": "Hello", "sendAt": LATER, "name": name}, key=editor)
             self.names[which] = created.json()["id"]
@@ -400,7 +419,7 @@ class World:
 
     async def _job_of(self, which: str) -> str:
         """Return the job that continues a campaign."""
-        found = await self.web.app.campaigns.get(self.names[which], tenant_id=OURS)
+        found = await self.web.app.campaigns.get(self.names[which], tenant_id=self.tenant)
         assert found.job_id is not None
         return found.job_id
 

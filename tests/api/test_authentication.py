@@ -185,6 +185,18 @@ async def test_idempotency_keys_work_for_every_change(make: Make) -> None:
             assert again.headers["idempotency-replayed"] == "true"
 
 
+async def test_another_query_is_another_request_for_an_idempotency_key(make: Make) -> None:
+    async with make() as web:
+        id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        path = f"/schedules/{id_}/overrides"
+        first, second = [one["utc"] for one in (await web.get(f"/schedules/{id_}/next?count=2")).json()["items"]]
+        for at in (first, second):
+            assert (await web.post(path, {"at": at, "action": "skip"})).status_code == 200
+        assert (await web.ask("DELETE", f"{path}?at={first}", idempotency_key="one")).is_success
+        reused = await web.ask("DELETE", f"{path}?at={second}", idempotency_key="one")
+        is_problem(reused, 422, "IDEMPOTENCY_KEY_REUSED")
+
+
 async def test_concurrent_requests_with_one_idempotency_key_take_effect_once(make: Make) -> None:
     async with make() as web:
         answers = await asyncio.gather(*(web.post("/schedules", NIGHTLY, idempotency_key="same") for _ in range(8)))

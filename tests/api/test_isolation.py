@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from timebell.api import v1
 from timebell.ids import new_id
-from timebell.store.schema import audit_log
+from timebell.store.schema import audit_log, metadata
 from timebell.store.transaction import Transaction
 from timebell.tenancy.keys import SCOPES
 from timebell.tenancy.roles import Role
@@ -18,6 +18,7 @@ from .calls import CALLS, OURS, THEIRS, Operation, World, operations
 from .web import NIGHTLY, is_problem
 
 Make = Callable[..., Any]
+NAMED_KINDS = ("calendar", "secret", "target", "source", "trigger", "audience", "empty", "phone", "connection")
 READ_ONLY = ("tenantId", "id", "revision", "createdBy", "createdAt", "generation", "fence", "status", "constructor")
 
 
@@ -101,19 +102,7 @@ async def test_another_tenant_gets_nothing_of_ours(make: Make) -> None:
                     "stopped",
                 )
                 gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12}
-                named_kinds = (
-                    "calendar",
-                    "secret",
-                    "target",
-                    "source",
-                    "trigger",
-                    "audience",
-                    "empty",
-                    "phone",
-                    "connection",
-                    "user",
-                    "session",
-                )
+                named_kinds = (*NAMED_KINDS, "user", "session")
                 # Objects with equal names get equal replacements, because the texts are compared by name.
                 gone |= {name: f"gone-{real[name]}" for name in named_kinds} | {"sourceId": new_id(now)}
                 world.names = gone
@@ -139,6 +128,32 @@ async def test_another_tenant_gets_nothing_of_ours(make: Make) -> None:
         ours = (await web.get("/schedules?limit=500", key=world.role[Role.VIEWER])).json()["items"]
         assert {one["tenantId"] for one in ours} == {OURS}
         assert not [one for one in ours if one["name"].startswith("new-")]
+
+
+def _rows_of(tx: Transaction, tenant_id: str) -> dict[str, list[str]]:
+    """Return all rows of a tenant as text, by table, except requests and records of its calls."""
+    tables = [table for table in metadata.sorted_tables if "tenant_id" in table.c and table is not audit_log]
+    return {
+        table.name: sorted(map(str, tx.execute(select(table).where(table.c.tenant_id == tenant_id)).all()))
+        for table in tables
+    }
+
+
+async def test_changes_leave_objects_of_the_same_name_in_another_tenant_alone(make: Make) -> None:
+    async with make(open_here=False) as web:
+        ours = await World.make(web)
+        theirs = await ours.mirror()
+        assert [ours.names[kind] for kind in NAMED_KINDS] == [theirs.names[kind] for kind in NAMED_KINDS]
+        for operation in operations():
+            if operation.action is None or operation.role is Role.PLATFORM:
+                continue
+            before = await web.app.store.run(_rows_of, OURS)
+            done = await theirs.call(operation, theirs.role[operation.role])
+            assert done.status_code == CALLS[operation.id].status, (operation.id, done.text)
+            assert await web.app.store.run(_rows_of, OURS) == before, operation.id
+            ours.called, ours.count = theirs.called, theirs.count
+            await theirs.renew()
+            await ours.renew()
 
 
 async def test_filters_cursors_previews_and_idempotency_keys_stay_within_a_tenant(make: Make) -> None:

@@ -284,3 +284,32 @@ def test_erasure_deletes_the_devices_of_an_owner(sender: Sender) -> None:
     sender.run(erasure.erase, "default", "ann", sender.now, FEATURES)
     left = sender.run(devices.list_devices, "default", 10, None, Filters(), None)
     assert [device.token for device in left.items] == ["phone-0002"]
+
+
+def test_a_device_whose_token_was_replaced_during_a_send_stays(sender: Sender) -> None:
+    sender.register("phone-0001", "phone-0002", user_id="ann")
+    dead = [(each.id, each.token) for each in sender.list_devices()]
+    sender.run(devices.replace_token, "default", "phone-0001", "phone-0003", sender.now)
+    assert sender.run(devices.delete_dead, "default", dead) == 1
+    assert [each.token for each in sender.list_devices()] == ["phone-0003"]
+
+
+def test_a_canary_without_failures_passes_at_an_error_rate_of_zero(sender: Sender) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(20)))
+    id_ = sender.make(canary={"size": 5, "maxErrorRate": 0})
+    sender.send_all(id_)
+    found = sender.get(id_)
+    assert (found.state, found.accepted) == (CampaignState.COMPLETED, 20)
+
+
+def test_a_change_is_judged_by_campaigns_of_the_same_tenant(sender: Sender) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(3)))
+    first = sender.make()
+    sender.run(campaigns.edit_campaign, "default", first, lambda found: replace(found, name="daily"), None, sender.now)
+    sender.send_all(first)
+    found = sender.get(first)
+    assert found.opened == 3
+    sender.now += S
+    for tenant_id, previous in (("default", 3), ("acme", None)):
+        another = replace(found, id=new_id(sender.now), tenant_id=tenant_id)
+        assert sender.run(campaigns.previous_recipient_count, another) == previous

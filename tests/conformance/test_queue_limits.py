@@ -597,6 +597,19 @@ async def test_jobs_above_a_tenant_limit_are_held_and_released_with_free_capacit
 
 
 @stored
+async def test_jobs_with_external_workers_count_towards_the_limit_of_a_tenant(store: Store) -> None:
+    await store.run(tenants.upsert_tenant, "acme", {"jobs_at_once": 2}, T0)
+    await _add(store, 3, tenant_id="acme")
+    given = (queue_limits.claim_fair_shares, lane("q"), ALL_ROUTES, NODE, 100, T0, [])
+    taken, _ = await store.run(tenant_limits.claim_within_limits, {"acme"}, T0, *given)
+    assert len(taken) == 2
+    handed_over = [ending(attempt, JobState.DISPATCHED, run_at=after(minutes=5)) for attempt in taken]
+    assert len(await store.run_autocommit(complete.dispatch, handed_over)) == 2
+    assert await store.run(tenant_limits.release_held, T0) == 0
+    assert (await store.run(tenant_limits.claim_within_limits, {"acme"}, T0, *given))[0] == []
+
+
+@stored
 async def test_simultaneous_claims_do_not_exceed_the_limit_of_a_tenant(store: Store) -> None:
     await store.run(tenants.upsert_tenant, "acme", {"jobs_at_once": 3, "starts_per_minute": 5}, T0)
     await _add(store, 40, tenant_id="acme")

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from timebell import Arrived, JobSpec, Timebell
+from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.model.job import JobState
 from timebell.sim.world import World as Simulation
 from timebell.store.tenancy import tenants
@@ -37,6 +37,19 @@ async def test_a_tenant_concurrency_limit_spans_queues_and_does_not_delay_other_
     assert [at for tenant, at in busy.order if tenant == "acme"] == [0, 0, 10, 10, 20, 20, 30]
     assert {job.state.value for job in await jobs(app)} == {"completed"}
     assert {job.attempt for job in await jobs(app)} == {1}
+
+
+@virtual
+async def test_jobs_that_start_when_they_are_fired_count_towards_the_concurrency_limit(world: World) -> None:
+    app, busy = world.app(), Busy(10)
+    app.on("t")(busy)
+    await limit(app, "acme", jobs_at_once=1)
+    for n in range(4):
+        await app.schedule_repeat("t", Every("PT1H", START), name=f"s{n}", payload="acme", tenant_id="acme")
+    async with engine(app):
+        await world.advance(hours=1, minutes=1)
+    assert busy.most == {"acme": 1}
+    assert len(busy.order) == 4
 
 
 @virtual

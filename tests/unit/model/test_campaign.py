@@ -21,6 +21,7 @@ from timebell.features.campaigns.model.campaign import (
     build_timetable,
     next_state,
 )
+from timebell.features.campaigns.model.campaign_plan import CampaignPlan, ZoneProgress, next_zone
 from timebell.recurrence import resolve_local, zone
 
 NIGHT = QuietHours(time(21), time(8))
@@ -114,6 +115,14 @@ def test_recipients_in_quiet_hours_can_be_excluded() -> None:
     plan = build_timetable({SEOUL: 7, MADRID: 1}, utc("2027-06-02T14:00"), now=NOW, quiet_hours=quiet)
     assert [chunk.zone for chunk in plan.chunks] == ["Europe/Madrid"]
     assert plan.excluded == {("Asia/Seoul", ExclusionReason.QUIET): 7}
+
+
+def test_a_zone_whose_quiet_hours_end_after_the_expiry_is_excluded() -> None:
+    now = utc("2027-06-02T14:00")  # 23:00 in Seoul, 16:00 in Madrid
+    plan = CampaignPlan(quiet_hours=NIGHT, expires_at=utc("2027-06-02T22:59"))
+    zones = [ZoneProgress("Asia/Seoul", now), ZoneProgress("Europe/Madrid", now)]
+    assert next_zone(zones, plan, now) == (zones[1], now)
+    assert (zones[0].done, zones[0].why) == (True, ExclusionReason.EXPIRED)
 
 
 def test_throttled_chunks_pause_for_quiet_hours_while_other_zones_continue() -> None:
