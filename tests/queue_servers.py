@@ -10,7 +10,6 @@ As root, RabbitMQ runs as `nobody`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pwd
 import shutil
@@ -22,11 +21,10 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, NoReturn
-
-import pytest
+from typing import Any
 
 from tests import kafka_stand_in
+from tests.debian_packages import install
 from tests.kafka_stand_in import Rules
 from tests.servers import PATIENCE, free_port
 from tests.tls import Authority
@@ -188,27 +186,3 @@ def _as(user: str | None) -> dict[str, Any]:
         return {}
     entry = pwd.getpwnam(user)
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-
-def install(package: str) -> None:
-    """Install a Debian package, once per machine, without starting its service."""
-    if os.getuid() != 0 or shutil.which("apt-get") is None:
-        _skip(f"{package} is not installed, and only root can install it (apt-get install {package})")
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    with open(Path(tempfile.gettempdir()) / "timebell-apt.lock", "w") as lock:  # for simultaneous test processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
-        for command in (
-            install,
-            ["apt-get", "update", "-q"],
-            install,
-        ):  # retried with updated lists
-            done = subprocess.run(command, env=quiet, capture_output=True, text=True)
-            if command is install and done.returncode == 0:
-                return
-    _skip(f"{package} could not be installed: {done.stderr.strip()[-300:]}")
-
-
-def _skip(why: str) -> NoReturn:
-    print(f"\n*** SKIPPED: {why} ***", file=sys.__stderr__, flush=True)
-    pytest.skip(why)

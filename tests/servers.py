@@ -27,6 +27,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from tests.debian_packages import install
+
 PATIENCE = 120.0  # seconds for a server to answer, enough for a busy machine
 
 SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200"}
@@ -364,9 +366,7 @@ class MariaDB:
         places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
         found = shutil.which(name, path=places)
         if found is None:
-            from tests import queue_servers
-
-            queue_servers.install("mariadb-server")
+            install("mariadb-server")
             found = shutil.which(name, path=places)
         assert found is not None, f"mariadb-server brought no {name}"
         return found

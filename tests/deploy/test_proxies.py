@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.debian_packages import install
 from tests.docs.pages import DOCS, blocks
-from tests.queue_servers import install
 from tests.servers import free_port
 from tests.tls import Authority
 from tests.ui import chromium as browsers

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.queue_servers import install
+from tests.debian_packages import install
 from tests.unit.cli.conftest import Start, start
 from tests.unit.cli.process import ROOT
 

@@ -24,7 +24,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import hatch_build
 from tests.api.web import SECRET
-from tests.queue_servers import install
+from tests.debian_packages import install
 from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.dashboard import site
