@@ -42,6 +42,7 @@ async def test_a_device_is_registered_changed_refreshed_and_deleted(make: Callab
             "attributes": {"tier": "gold", "visits": 3},
         }  # fmt: skip
         again = (await web.post("/devices", {"token": PHONE["token"], "age": 32, "marketingOnOff": "N"})).json()
+        assert again.pop("lastSeenAt") > first.pop("lastSeenAt")
         assert again == {**first, "age": 32, "marketingOnOff": False}  # absent fields are unchanged
         new = (await web.post("/devices/refresh", {"oldToken": PHONE["token"], "token": "phone-of-ann-0002"})).json()
         assert new == {**again, "token": "phone-of-ann-0002"}

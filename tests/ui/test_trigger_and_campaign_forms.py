@@ -95,7 +95,9 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         await browser.app.devices.register_many([
             {"token": f"token-of-a-phone-{n:04}", "timezone": ("Asia/Seoul", "Europe/Paris")[n % 2]} for n in range(6)
         ])  # fmt: skip
-        assert "has no send time" in (await browser.get(form)).text
+        empty = (await browser.get(form)).text
+        assert "has no send time" in empty
+        assert form_values(empty)["pushOnOff"] == "1"  # unless the user says otherwise
         preview = f"{form}/preview"
         without_quiet_hours = {**CAMPAIGN, "quietStart": "", "quietEnd": ""}
         shown = plain_text((await browser.client.get(preview, params=without_quiet_hours)).text)
@@ -105,7 +107,7 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         assert '"screen": "today"' in shown
         excluded = plain_text((await browser.client.get(preview, params=CAMPAIGN)).text)
         assert "3 in Europe/Paris excluded : in quiet hours" in excluded
-        recurring = {**without_quiet_hours, "when": "cron", "at": "0 9 * * 1-5"}
+        recurring = {**without_quiet_hours, "when": "cron", "cron": "0 9 * * 1-5"}
         assert plain_text((await browser.client.get(preview, params=recurring)).text).count("09:00:00 KST") == 6
         immediate = plain_text(
             (await browser.client.get(preview, params={**without_quiet_hours, "when": "now", "at": ""})).text
@@ -113,7 +115,8 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         assert "Sending starts immediately" in immediate
         for wrong, word in (
             ({"at": ""}, "no send time"), ({"filters": '{"colour": "red"}'}, "colour"), ({"data": "["}, "JSON"),
-            ({"marketing": "1"}, "consent"), ({"chunkSize": "501"}, "chunkSize"), ({"when": "then"}, "no send time"),
+            ({"filters": "[1]", "pushOnOff": "1"}, "filters"), ({"chunkSize": "501"}, "chunkSize"),
+            ({"when": "then"}, "no send time"),
         ):  # fmt: skip
             refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
             assert refused.status_code in (400, 422), refused.text
@@ -127,6 +130,97 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         assert (campaign["canary"], campaign["approveAbove"]) == ({"size": 1, "maxErrorRate": 0.1}, 3)
         scheduled = await browser.submit(form, form, **{**recurring, "name": "weekdays"})
         assert scheduled.headers["location"].startswith("/ui/schedules/")
+
+
+RICH_CAMPAIGN = {
+    **CAMPAIGN, "title": "Hi {{attributes.name|there}}", "body": "Ring", "image": "https://example.com/a.png",
+    "link": "https://example.com/", "sound": "default", "badge": "3", "priority": "high", "channel": "news",
+    "actionTitle1": "Open", "action1": "open", "analyticsLabel": "spring", "android": '{"direct_boot_ok": true}',
+    "language1": "ko", "title1": "안녕 {{attributes.name|여러분}}", "body1": "",
+}  # fmt: skip
+
+
+async def test_the_campaign_form_has_all_fields_of_a_message_and_previews_it_for_recipients(
+    serve_sqlite: Serve,
+) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/campaign"
+        await browser.app.devices.register_many([
+            {"token": "token-of-a-phone-1", "user_id": "ann", "attributes": {"name": "Ann"}},
+            {"token": "token-of-a-phone-2", "user_id": "min", "language": "ko", "attributes": {"name": "민"}},
+            {"token": "token-of-a-phone-3", "user_id": "bob"},
+        ])  # fmt: skip
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=RICH_CAMPAIGN)).text)
+        assert "Hi Ann Ring" in shown
+        assert "안녕 민 Ring" in shown
+        assert "Hi there Ring" in shown
+        one = {**RICH_CAMPAIGN, "previewUser": "min"}
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=one)).text)
+        assert "Hi Ann" not in shown
+        assert "안녕 민 Ring with the image https://example.com/a.png to min, ko" in shown
+        assert '"token-of-a-phone-2"' in shown
+        unknown = await browser.client.get(f"{form}/preview", params={**RICH_CAMPAIGN, "previewUser": "eve"})
+        assert "eve" in unknown.text
+        another = (await browser.client.get(form, params={**RICH_CAMPAIGN, "languages": "2"})).text
+        assert 'name="language2"' in another
+        assert 'value="안녕 {{attributes.name|여러분}}"' in another
+        for wrong, word in (
+            ({"image": "http://x"}, "image"), ({"badge": "many"}, "number"), ({"apns": '{"x": 1}'}, "apns"),
+            ({"language1": ""}, "Language 1 is incomplete"), ({"title": "Hi {{name}}"}, "placeholder"),
+            ({"action1": ""}, "action"), ({"language2": "ko", "title2": "x"}, "twice"),
+        ):  # fmt: skip
+            refused = await browser.submit(form, form, **{**RICH_CAMPAIGN, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in html.unescape(refused.text), word
+        created = await browser.submit(form, form, **RICH_CAMPAIGN)
+        page = created.headers["location"].split("?")[0]
+        campaign = (await browser.web.get(page.replace("/ui", "/api/v1"))).json()
+        assert campaign["translations"] == {"ko": {"title": "안녕 {{attributes.name|여러분}}"}}
+        assert campaign["actions"] == [{"action": "open", "title": "Open"}]
+        assert (campaign["badge"], campaign["android"]) == (3, {"direct_boot_ok": True})
+        shown = plain_text((await browser.get(page)).text)
+        assert "https://example.com/a.png" in shown
+        assert "In ko 안녕 {{attributes.name|여러분}}" in shown
+
+
+async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/campaign"
+        await browser.app.devices.register("token-of-a-phone-1", marketing_on=True)
+        fields = {**RICH_CAMPAIGN, "filters": '{"platform": "ios"}', "marketing": "1", "ttl": "60"}
+        page = (await browser.submit(form, form, **fields)).headers["location"].split("?")[0]
+        api = page.replace("/ui", "/api/v1")
+        before = (await browser.web.get(api)).json()
+        assert before["filters"] == {"platform": "ios", "marketingOnOff": True}
+        assert f'href="{page}/edit"' in (await browser.get(page)).text
+        shown = form_values((await browser.get(f"{page}/edit")).text)
+        assert (shown["title1"], shown["when"], shown["canaryRate"]) == (fields["title1"], "local", "10")
+        assert (await browser.post_form(f"{page}/edit", shown)).status_code == 303
+        after = (await browser.web.get(api)).json()
+        changed = {name for name in before if before[name] != after[name]}
+        assert changed <= {"revision", "updatedAt", "jobId"}  # saving the form unchanged changes nothing
+        shown = form_values((await browser.get(f"{page}/edit")).text)
+        assert (await browser.post_form(f"{page}/edit", {**shown, "title": "Bye", "image": ""})).status_code == 303
+        edited = (await browser.web.get(api)).json()
+        assert edited["title"] == "Bye"
+        assert "image" not in edited
+        stale = await browser.post_form(f"{page}/edit", {**shown, "title": "Late"})
+        assert stale.status_code == 412
+        assert (await browser.web.get(api)).json()["title"] == "Bye"
+        copied = form_values((await browser.get(f"{form}?copy={before['id']}")).text)
+        assert (copied["title"], copied["at"], copied["language1"]) == ("Bye", "", "ko")
+
+
+def form_values(page: str) -> dict[str, str]:
+    """Return the fields of the form on a page, as a browser would send them."""
+    inside = page[page.index('id="composer"') :]
+    values = dict(re.findall(r'<input(?![^>]*type="checkbox")[^>]*?\bname="(\w+)"[^>]*?\bvalue="([^"]*)"', inside))
+    values |= dict(re.findall(r'<textarea[^>]*?\bname="(\w+)"[^>]*>([^<]*)</textarea>', inside))
+    for name, options in re.findall(r'<select[^>]*?\bname="(\w+)"[^>]*>(.*?)</select>', inside, re.DOTALL):
+        chosen = re.findall(r'value="(\w*)" selected', options) or re.findall(r'value="(\w*)"', options)
+        values[name] = chosen[0]
+    values |= dict.fromkeys(re.findall(r'name="(\w+)" value="1"\s+checked', inside), "1")
+    return {name: html.unescape(value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize("form", ["/ui/new/trigger", "/ui/new/campaign", "/ui/schedules/new/test"])

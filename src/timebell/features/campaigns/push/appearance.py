@@ -67,7 +67,12 @@ def _check_actions(actions: Any) -> None:
         return
     is_list = isinstance(actions, list | tuple) and len(actions) <= MAX_ACTIONS
     names = ({"action", "title"}, {"action", "title", "icon"})
-    if not is_list or not all(isinstance(each, Mapping) and each.keys() in names for each in actions):
+    if not is_list or not all(
+        isinstance(each, Mapping)
+        and each.keys() in names
+        and all(isinstance(text, str) and text for text in each.values())
+        for each in actions
+    ):
         raise _invalid("actions is not a list of at most 5 buttons", 'Use e.g. [{"action": "open", "title": "Open"}].')
 
 

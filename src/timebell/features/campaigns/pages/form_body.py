@@ -1,0 +1,150 @@
+"""Convert the fields of the campaign form to the JSON of the API, and back. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from timebell.dashboard.fields import format_value, parse_json, parse_number, text_fields
+from timebell.errors import InvalidInput
+from timebell.features.campaigns.model.campaign_plan import zone_or_default
+
+SEND_TIME_FIELDS = {"at": "sendAt", "local": "localTime", "cron": "cronExpression"}
+EMPTY_FORM = {"when": "at", "at": "", "cron": "", "data": "", "filters": "", "chunkSize": "500",
+              "chunkDelayMs": "2000"}  # fmt: skip
+TEXT_FIELDS = (
+    "name", "title", "body", "timezone", "collapseKey", "expiresAt", "image", "link", "sound", "channel", "priority",
+    "analyticsLabel",
+)  # fmt: skip
+NUMBER_FIELDS = ("ttl", "badge", "chunkSize", "maxRecipients", "approveAbove")
+JSON_FIELDS = ("data", "filters", "android", "apns", "webpush")
+EDITABLE_FIELDS = (
+    *TEXT_FIELDS, *NUMBER_FIELDS, *JSON_FIELDS, "marketing", "translations", "actions", "chunkDelayMs", "quietHours",
+    "canary", "localTime",
+)  # fmt: skip
+"""Fields of a campaign that the form sets; an empty one resets the field of an edited campaign."""
+MAX_ROWS = 50
+ACTION_ROWS = 2
+"""Buttons that browsers show in a notification."""
+
+
+def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
+    """Convert form fields to a request body of the API. Raises InvalidInput."""
+    body: dict[str, Any] = text_fields(form, *TEXT_FIELDS)
+    body |= {name: number for name in NUMBER_FIELDS if (number := parse_number(name, form.get(name, ""))) is not None}
+    body |= {name: value for name in JSON_FIELDS if (value := parse_json(name, form.get(name, ""))) is not None}
+    body |= _parse_send_time(form)
+    if translations := _parse_translations(form):
+        body["translations"] = translations
+    if actions := _parse_actions(form):
+        body["actions"] = actions
+    consents = {"pushOnOff": "pushOnOff", "marketing": "marketingOnOff"}
+    required = {filter_name: True for name, filter_name in consents.items() if form.get(name)}
+    if required and isinstance(filters := body.get("filters", {}), dict):  # otherwise the API refuses it
+        body["filters"] = {**filters, **required}
+    if form.get("marketing"):
+        body["marketing"] = True
+    if delay := form.get("chunkDelayMs", "").strip():
+        body["chunkDelayMs"] = delay if delay == "adaptive" else parse_number("chunkDelayMs", delay)
+    if quiet := text_fields(form, "quietStart", "quietEnd"):
+        body["quietHours"] = {
+            "start": quiet.get("quietStart", ""), "end": quiet.get("quietEnd", ""),
+            "then": form.get("quietThen") or "wait",
+        }  # fmt: skip
+    if (size := parse_number("canarySize", form.get("canarySize", ""))) is not None:
+        rate = parse_number("canaryRate", form.get("canaryRate", ""))
+        body["canary"] = {"size": size, "maxErrorRate": 0.05 if rate is None else rate / 100}
+    return body
+
+
+def _parse_send_time(form: Mapping[str, str]) -> dict[str, str]:
+    when = form.get("when", "at")
+    if when == "now":
+        return {}
+    text = form.get("cron" if when == "cron" else "at", "").strip()
+    if when not in SEND_TIME_FIELDS or not text:
+        raise InvalidInput(
+            "The campaign has no send time.", code="INVALID_CAMPAIGN", fix="Enter one, e.g. 2027-01-01T09:00."
+        )
+    return {SEND_TIME_FIELDS[when]: text}
+
+
+def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    translations = {}
+    for n in range(1, count_language_rows(form) + 1):
+        row = text_fields(form, f"language{n}", f"title{n}", f"body{n}")
+        texts = {name: row[f"{name}{n}"] for name in ("title", "body") if f"{name}{n}" in row}
+        if not row:
+            continue
+        if f"language{n}" not in row or not texts:
+            raise InvalidInput(
+                f"Language {n} is incomplete.", code="INVALID_CAMPAIGN",
+                fix="Enter a language such as ko or pt-BR, and its title, its body or both.",
+            )  # fmt: skip
+        if row[f"language{n}"] in translations:
+            raise InvalidInput(
+                f"The language {row[f'language{n}']!r:.40} occurs twice.", code="INVALID_CAMPAIGN", fix="Remove one."
+            )
+        translations[row[f"language{n}"]] = texts
+    return translations
+
+
+def _parse_actions(form: Mapping[str, str]) -> list[dict[str, str]]:
+    rows = [text_fields(form, f"action{n}", f"actionTitle{n}") for n in range(1, ACTION_ROWS + 1)]
+    return [
+        {"action": row.get(f"action{n}", ""), "title": row.get(f"actionTitle{n}", "")}
+        for n, row in enumerate(rows, 1)
+        if row
+    ]
+
+
+def count_language_rows(form: Mapping[str, str]) -> int:
+    """Return the number of language rows: those with a value, or more after "Add language"."""
+    requested = form.get("languages", "")
+    return min(MAX_ROWS, max([int(requested) if requested.isdecimal() else 0, *_filled_rows(form)]))
+
+
+def _filled_rows(form: Mapping[str, str]) -> Iterator[int]:
+    for name, value in form.items():
+        for prefix in ("language", "title", "body"):
+            number = name.removeprefix(prefix)
+            if value.strip() and number != name and number.isdecimal():
+                yield int(number)
+
+
+def to_form(record: Mapping[str, Any]) -> dict[str, str]:
+    """Convert a campaign of the API to form fields."""
+    form = {name: format_value(record[name]) for name in (*TEXT_FIELDS, *NUMBER_FIELDS) if record.get(name) is not None}
+    filters = dict(record.get("filters", {}))
+    if filters.pop("pushOnOff", False):
+        form["pushOnOff"] = "1"
+    if record.get("marketing"):
+        form["marketing"] = "1"
+        del filters["marketingOnOff"]
+    documents = {**record, "filters": filters}
+    form |= {
+        name: json.dumps(documents[name], ensure_ascii=False, indent=2) for name in JSON_FIELDS if documents.get(name)
+    }
+    form |= {"when": "at", "at": _format_local(record["sendAt"], record["timezone"])}
+    if record.get("localTime"):
+        form |= {"when": "local", "at": record["localTime"].removesuffix(":00")}
+    for n, (language, texts) in enumerate(record.get("translations", {}).items(), 1):
+        form |= {f"language{n}": language, f"title{n}": texts.get("title", ""), f"body{n}": texts.get("body", "")}
+    for n, action in enumerate(record.get("actions", []), 1):
+        form |= {f"action{n}": action["action"], f"actionTitle{n}": action["title"]}
+    if "chunkDelayMs" in record:
+        form["chunkDelayMs"] = str(record["chunkDelayMs"])
+    if quiet := record.get("quietHours"):
+        form |= {"quietStart": quiet["start"], "quietEnd": quiet["end"], "quietThen": quiet["then"]}
+    if canary := record.get("canary"):
+        form |= {"canarySize": str(canary["size"]), "canaryRate": format_value(100 * canary["maxErrorRate"])}
+    return form
+
+
+def _format_local(instant: str | None, timezone: str | None) -> str:
+    if instant is None:
+        return ""
+    local = zone_or_default(timezone, "UTC").local(datetime.fromisoformat(instant))
+    return local.replace(tzinfo=None).isoformat(timespec="minutes" if not local.second else "seconds")

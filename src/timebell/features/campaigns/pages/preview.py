@@ -1,0 +1,136 @@
+"""The preview of a campaign form: recipients, send times, and the message as some recipients will see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from timebell.client import datetimes
+from timebell.dashboard.fields import to_problem
+from timebell.dashboard.overview_data import UPCOMING_TTL_SECONDS
+from timebell.dashboard.views import View
+from timebell.errors import NotFound, TimebellError
+from timebell.features.campaigns.engine import content
+from timebell.features.campaigns.model.campaign import CampaignState, Throttle, build_timetable
+from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign, CampaignPlan, zone_or_default
+from timebell.features.campaigns.model.device import Device
+from timebell.features.campaigns.pages.form_body import to_request_body
+from timebell.features.campaigns.store import devices
+from timebell.ids import new_id
+
+PREVIEW_FIRES = 6
+SAMPLE_SIZE = 3
+"""Recipients whose personal message is shown."""
+
+
+async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
+    """Return the preview of the campaign in the form, or `{"problem": ...}`.
+
+    `count` recipients; `runs` of a cron campaign, else `zones` (zone, first, last, count) and `excluded` recipients;
+    `samples`: the message to some recipients; `request`: the push request to the first of them.
+    """
+    try:
+        body = to_request_body(form)
+        message = CampaignPlan.from_json({name: body[name] for name in OPTION_NAMES if name in body})
+        content.check_message(message)
+        send_at, timezone = _resolve_send_time(view, body, message)
+        draft = Campaign(
+            id=new_id(view.now), tenant_id=view.caller.tenant_id, plan=message, state=CampaignState.PENDING,
+            send_at=send_at, timezone=timezone, created_at=view.now, updated_at=view.now,
+        )  # fmt: skip
+        samples = await _preview_samples(view, draft, form.get("previewUser", "").strip())
+    except TimebellError as error:
+        return {"problem": to_problem(error)}
+    preview: dict[str, Any] = {
+        "problem": None, "timezone": timezone, "samples": samples, "request": samples[0]["request"], "runs": None,
+        "starts_now": form.get("when") == "now", "at": None if message.local_time else send_at,
+        "zones": [], "excluded": [],
+    }  # fmt: skip
+    if "cronExpression" in body:
+        schedule = {
+            "name": "preview", "topic": "preview", "timezone": timezone, "cronExpression": body["cronExpression"],
+        }  # fmt: skip
+        response = await view.call_api("POST", "/schedules/preview", schedule, count=PREVIEW_FIRES)
+        if response.is_error:
+            return {"problem": response.body}
+        preview["runs"] = response.body["next"]
+    count = await _count_audience(view, message)
+    if "problem" in count:
+        return count
+    preview["count"] = count["count"]
+    if preview["runs"] is None:
+        preview["zones"], preview["excluded"] = _plan_timetable(draft, count["zones"], view.now)
+    return preview
+
+
+async def _preview_samples(view: View, draft: Campaign, user_id: str) -> list[dict[str, Any]]:
+    """Return the messages to a user, or to the first recipients if the message is personal; otherwise an example.
+
+    Each has `device` (None: an example), `request`, and its `title`, `body` and `image`. Raises NotFound.
+    """
+    found: list[Device | None] = []
+    tenant_id = view.caller.tenant_id
+    if user_id:
+        found += await view.app.store.run(devices.list_user_devices, tenant_id, user_id, 1)
+        if not found:
+            raise NotFound(
+                f"The user {user_id!r:.60} has no device that accepts push messages.", code="DEVICE_NOT_FOUND",
+                fix="Enter the userId of a registered device, or leave the field empty.",
+            )  # fmt: skip
+    elif draft.plan.is_personal:
+        page = await view.app.store.run(
+            devices.list_devices, tenant_id, SAMPLE_SIZE, None, draft.plan.filters, None, view.now
+        )
+        found += page.items
+    samples = []
+    for device in found or [None]:
+        request = content.preview_request(draft, view.now, device)
+        notification = request["message"].get("notification", {})
+        samples.append({"device": device, "request": request, **{
+            name: notification.get(name) for name in ("title", "body", "image")
+        }})  # fmt: skip
+    return samples
+
+
+def _resolve_send_time(view: View, body: Mapping[str, Any], message: CampaignPlan) -> tuple[datetime, str]:
+    """Return the send time and its zone, resolved as by the API. Raises InvalidInput, InThePast."""
+    default = view.app.settings.default_timezone or "UTC"
+    send_time = message.local_time if message.local_time is not None else body.get("sendAt")
+    resolved = datetimes.resolve_run_at(
+        send_time, body.get("timezone"), default if message.local_time or not send_time else None, view.now
+    )
+    return resolved.at, resolved.timezone
+
+
+async def _count_audience(view: View, message: CampaignPlan) -> dict[str, Any]:
+    """Return the number of recipients by zone, at most 15 s old; or `{"problem": ...}`."""
+    body = {"filters": message.filters.to_json()}
+
+    async def count() -> dict[str, Any]:
+        response = await view.call_api("POST", "/audiences/count", body)
+        return {"problem": response.body} if response.is_error else response.body
+
+    key = f"{view.caller.tenant_id} {json.dumps(body, sort_keys=True)}"
+    counts: dict[str, Any] = await view.overview_cache.cached("audience", key, UPCOMING_TTL_SECONDS, count)
+    return counts
+
+
+def _plan_timetable(draft: Campaign, counts: Mapping[str, int], now: datetime) -> tuple[list[Any], list[Any]]:
+    """Return (zone, first, last, count) of each zone, and the excluded recipients as (zone, reason, count)."""
+    message, audience = draft.plan, dict[Any, int]()
+    for name, count in counts.items():
+        zone = zone_or_default((name or None) if message.is_zone_dependent else None, draft.timezone)
+        audience[zone] = audience.get(zone, 0) + count
+    throttle = (
+        Throttle(message.chunk_size)
+        if message.chunk_delay is None
+        else Throttle(message.chunk_size, message.chunk_delay)
+    )
+    plan = build_timetable(
+        audience, message.local_time or draft.send_at, now=now, quiet_hours=message.quiet_hours, throttle=throttle,
+        until=message.expires_at,
+    )  # fmt: skip
+    excluded = [(zone_name, reason.value, count) for (zone_name, reason), count in plan.excluded.items()]
+    return list(plan.zone_summaries()), excluded
