@@ -28,7 +28,7 @@ from timebell.features.triggers.model.trigger import (
     parse_version,
 )
 from timebell.features.triggers.sources import POLLED_KINDS, create_adapter, scan_interval
-from timebell.features.triggers.store import item_history, planned_firings, sources, triggers
+from timebell.features.triggers.store import item_changes, item_history, sources, triggers
 from timebell.features.triggers.store.item_history import FiringRecord, ItemHistory
 from timebell.features.triggers.store.planned_firings import build_payload
 from timebell.features.triggers.store.sources import grace_too_short, no_such_trigger
@@ -135,7 +135,7 @@ class Triggers:
         total = ChangeSummary()
         for start in range(0, len(parsed), ITEM_BATCH_SIZE):
             batch = parsed[start : start + ITEM_BATCH_SIZE]
-            total.add(await self._run(connection, planned_firings.apply_changes, source_row, batch, self._clock.now()))
+            total.add(await self._run(connection, item_changes.apply_changes, source_row, batch, self._clock.now()))
         return total
 
     async def list_items(

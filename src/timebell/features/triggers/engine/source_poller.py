@@ -33,7 +33,7 @@ from timebell.features.triggers.model.trigger import (
 )
 from timebell.features.triggers.sources import POLLED_KINDS
 from timebell.features.triggers.sources.base import RowPage, SourceAdapter
-from timebell.features.triggers.store import planned_firings, sources, webhook_changes
+from timebell.features.triggers.store import item_changes, sources, webhook_changes
 
 log = logging.getLogger("timebell.sources")
 
@@ -286,7 +286,7 @@ class SourcePoller:
         """
         after: str | None = None
         while keys := await self._run_as_leader(
-            planned_firings.list_known_keys, source.id, after, KNOWN_KEYS_PAGE_SIZE
+            item_changes.list_known_keys, source.id, after, KNOWN_KEYS_PAGE_SIZE
         ):  # fmt: skip
             after = keys[-1]
             missing = [key for key in keys if key not in scan.seen]
@@ -322,7 +322,7 @@ class SourcePoller:
         read_at = epoch_micros(self.node.clock.now())
         rows = await adapter.read_rows(keys)
         changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
-        return await self._apply(planned_firings.apply_poll_result, source, changes, None, self.node.clock.now())
+        return await self._apply(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
 
     async def _apply_page(
         self, source: Source, page: RowPage, at: int, cursor: str, *, saves: bool = True
@@ -332,7 +332,7 @@ class SourcePoller:
         changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
         changes += [ItemChange(key, at, None) for key in page.deleted]
         changes += [ItemChange(key, at, None, problem) for key, problem in page.problems.items() if key]
-        rejected = await self._apply(planned_firings.apply_scanned_page, source, changes, cursor, now, saves)
+        rejected = await self._apply(item_changes.apply_scanned_page, source, changes, cursor, now, saves)
         return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
 
     async def _apply(

@@ -21,7 +21,7 @@ from timebell.features.triggers.engine.source_access import ReadLimits, SourceAc
 from timebell.features.triggers.engine.source_adapters import AdapterCache
 from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED, ItemChange, Source, epoch_micros
 from timebell.features.triggers.sources import POLLED_KINDS
-from timebell.features.triggers.store import planned_firings, pre_delivery_check, sources
+from timebell.features.triggers.store import item_changes, pre_delivery_check, sources
 from timebell.features.triggers.store.pre_delivery_check import PlannedFiring
 from timebell.store.jobs.pre_delivery_check import DeliveryCheck, DeliveryRead, QueryResult
 from timebell.store.jobs.query_sources import no_such_source
@@ -133,7 +133,7 @@ class ItemReader:
             if source.orphaned_at is not None:  # access came back
                 await run(sources.set_orphaned, source.id, None, self.node.clock.now())
             changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
-            await run(planned_firings.apply_poll_result, source, changes, None, self.node.clock.now())
+            await run(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
         except StoreError:
             raise
         except SourceGone as gone:
