@@ -85,8 +85,9 @@ class TriggersFeature(Feature):
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
         """Delete past firings and items that are gone, after a retention of their own."""
-        from timebell.features.triggers.store import trigger_scans
+        from timebell.features.triggers.store import call_budgets, trigger_scans
 
+        call_budgets.prune_budgets(tx, now)
         return trigger_scans.prune_firings_and_items(tx, now, PRUNE_BATCH_SIZE) > 0
 
     def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:

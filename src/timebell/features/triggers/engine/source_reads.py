@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from timebell.engine.batcher import Batcher
@@ -143,10 +141,6 @@ class ItemReader:
             if error.code == SOURCE_UNAUTHORIZED:
                 await run(sources.record_failure, source.id, str(error), error.code)
                 raise
-            if (seconds := getattr(error, "retry_after", None)) is not None:
-                retry_at = self.node.clock.now() + timedelta(seconds=seconds)
-                self.access.source = replace(source, retry_at=retry_at)
-                await run(sources.postpone_reads, source.id, retry_at)
             return error.message
         except Exception as exc:  # must not fail the jobs of the source
             log.exception("could not read source %s", source.name)
