@@ -177,7 +177,7 @@ async def measure_boards(url: str) -> None:
     port = boards.sockets[0].getsockname()[1]
     try:
         for number in range(1, HUNG_BOARD + 1):
-            options = {"token": "x", "boardId": number, "url": f"http://127.0.0.1:{port}/{number}", "everySeconds": 200}
+            options = {"token": "x", "boardId": number, "url": f"http://127.0.0.1:{port}/{number}", "dailyCalls": 1000}
             await app.triggers.put_source(f"board{number}", "monday", options)
             await app.triggers.put(f"board{number}", f"board{number}", "due", "due")
         await app.schedule_at("due", at, payload={"on": True}, condition={"on": True})

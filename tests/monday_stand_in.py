@@ -30,6 +30,10 @@ class Monday:
         """Computes the response of the token endpoint from the request: a status and a body."""
         self.renewals: list[dict[str, str]] = []
         self.url = ""
+        self.daily_limit: int | None = None
+        """Requests permitted a day; all others are refused."""
+        self.webhooks: dict[str, dict[str, str]] = {}
+        """Subscribed webhooks by id: `board`, `url` and `event`."""
 
     def put(
         self, id_: int, at: datetime | None, people: tuple[int, ...] = (), status: str = "open", state: str = "active"
@@ -48,6 +52,16 @@ class Monday:
             self.after -= 1
         if self.says is not None and (self.after is None or self.after < 0):
             return self.says
+        if self.daily_limit is not None and len(self.asked) > self.daily_limit:
+            extensions = {"code": "DAILY_LIMIT_EXCEEDED", "status_code": 429}
+            return 200, {"errors": [{"message": "Daily limit exceeded", "extensions": extensions}]}
+        if "create_webhook" in asked["query"]:
+            id_ = str(1000 + len(self.asked))
+            self.webhooks[id_] = asked["variables"]
+            return 200, {"data": {"create_webhook": {"id": id_}}}
+        if "delete_webhook" in asked["query"]:
+            self.webhooks.pop(asked["variables"]["id"])
+            return 200, {"data": {"delete_webhook": {"id": asked["variables"]["id"]}}}
         given, there = asked["variables"], dict(self.items)  # the test changes the items concurrently
         if "ids" in given:
             return 200, {"data": {"items": [there[int(id_)] for id_ in given["ids"] if int(id_) in there]}}

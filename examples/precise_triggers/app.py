@@ -28,7 +28,6 @@ BOARD = os.environ.get("MONDAY_BOARD", "1234567890")
 APP_TOKEN = os.environ.get("MONDAY_APP_TOKEN", "app-token")
 SIGNING_SECRET = os.environ.get("MONDAY_SIGNING_SECRET", "the signing secret of the app")
 OURS = os.environ.get("TIMEBELL_URL", "http://127.0.0.1:8700")
-REGISTER = "mutation ($board: ID!, $url: String!) { create_webhook(board_id: $board, url: $url, event: %s) { id } }"
 NOTIFY = (
     "mutation ($user: ID!, $target: ID!, $text: String!) {"
     " create_notification(user_id: $user, target_id: $target, target_type: Project, text: $text) { text } }"
@@ -53,33 +52,20 @@ async def board() -> AsyncIterator[None]:
             token_url=f"{monday}/oauth2/token", client_id="precise-triggers",
         )  # fmt: skip
     await app.secrets.put("monday-signing", SIGNING_SECRET)
-    source = await app.triggers.put_source("tasks", "monday", {
+    await app.triggers.put_source("tasks", "monday", {
         "url": f"{monday}/v2", "token": {"connection": "monday"}, "boardId": BOARD,
-        "signingSecret": {"secret": "monday-signing"}, "everySeconds": 60,
+        "signingSecret": {"secret": "monday-signing"}, "columns": ["date4"], "webhooks": OURS, "dailyCalls": 1000,
     })  # fmt: skip
     await app.triggers.put(
         "due", "tasks", "date4", "item.due", payload={"do": "notify", "user": "42"},
         retry={"attempts": 3, "backoff": "exponential", "delay": 5},
     )  # fmt: skip
-    registering = asyncio.create_task(register(f"{OURS}/api/v1/hooks/{source.id}"))
     try:
         yield
     finally:
-        registering.cancel()
         if process is not None:
             process.terminate()
             await process.wait()
-
-
-async def register(hook: str) -> None:
-    """Register the webhooks; retry until this app can answer their challenge."""
-    for event in ("change_column_value", "item_deleted", "item_archived"):
-        while True:
-            try:
-                await asyncio.to_thread(execute, REGISTER % event, {"board": BOARD, "url": hook})
-                break
-            except (OSError, RuntimeError):
-                await asyncio.sleep(0.5)
 
 
 @app.on("item.due")

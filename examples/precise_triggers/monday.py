@@ -32,9 +32,10 @@ class Account:
         self.token_lifetime = token_lifetime
         self.board_exists = True
         self.dates: dict[int, dict[str, Any] | None] = {1: None}
-        self.hooks: list[str] = []
+        self.hooks: dict[str, tuple[str, str]] = {}  # URL and event by id
         self.notifications: list[dict[str, Any]] = []
         self.refused = 0
+        self.webhooks_created = 0
         self.tokens = {APP_TOKEN: float("inf")}
         self.refresh = "refresh-0"
         self.lock = threading.Lock()
@@ -65,13 +66,19 @@ class Account:
                 return 200, {"data": {"create_notification": {"text": variables["text"]}}}
             if not self.board_exists:
                 return 200, GONE  # monday.com responds with HTTP 200, too
+            if "delete_webhook" in query:
+                self.hooks.pop(variables["id"], None)
+                return 200, {"data": {"delete_webhook": {"id": variables["id"]}}}
             if "create_webhook" not in query:
                 return 200, {"data": self._read(query, variables)}
         challenge = base64.b64encode(repr(time.time()).encode()).decode()
         if self._post(variables["url"], {"challenge": challenge}) != {"challenge": challenge}:
             return 200, {"errors": [{"message": "The challenge failed", "extensions": {"status_code": 400}}]}
-        self.hooks.append(variables["url"])
-        return 200, {"data": {"create_webhook": {"id": str(len(self.hooks))}}}
+        with self.lock:
+            self.webhooks_created += 1
+            id_ = str(self.webhooks_created)
+            self.hooks[id_] = variables["url"], variables["event"]
+        return 200, {"data": {"create_webhook": {"id": id_}}}
 
     def _read(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         if "next_items_page" in query or "items_page" in query:
@@ -92,20 +99,29 @@ class Account:
     def put(self, id_: int, date: dict[str, Any] | None) -> None:
         """Set the date of an item and send webhooks."""
         with self.lock:
+            event = "change_column_value" if id_ in self.dates else "create_item"
             self.dates[id_] = date
-        self._send_webhooks("update_column_value", id_, {"columnId": "date4", "columnType": "date", "value": date})
+        if event == "create_item":
+            self._send_webhooks(event, "create_pulse", id_, {})
+        self._send_webhooks(
+            "change_column_value",
+            "update_column_value",
+            id_,
+            {"columnId": "date4", "columnType": "date", "value": date},
+        )
 
     def delete(self, id_: int) -> None:
         """Delete an item and send webhooks."""
         with self.lock:
             self.dates.pop(id_, None)
-        self._send_webhooks("delete_pulse", id_, {})
+        self._send_webhooks("item_deleted", "delete_pulse", id_, {})
 
-    def _send_webhooks(self, kind: str, id_: int, more: dict[str, Any]) -> None:
+    def _send_webhooks(self, subscribed: str, kind: str, id_: int, more: dict[str, Any]) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         event = {"app": "monday", "type": kind, "boardId": int(BOARD), "pulseId": id_, "triggerTime": at, **more}
-        for url in self.hooks:
-            self._post(url, {"event": event})
+        for url, hook_event in list(self.hooks.values()):
+            if hook_event == subscribed:
+                self._post(url, {"event": event})
 
     def _post(self, url: str, body: dict[str, Any]) -> Any:
         headers = {"Content-Type": "application/json", "Authorization": signature(url)}
@@ -146,7 +162,14 @@ def handler(account: Account) -> type[BaseHTTPRequestHandler]:
                     account.board_exists = method == "PUT"
                     result = 200, None
                 case ("GET", "notifications"):
-                    result = 200, {"sent": account.notifications, "hooks": account.hooks, "refused": account.refused}
+                    result = (
+                        200,
+                        {
+                            "sent": account.notifications,
+                            "hooks": list(account.hooks.values()),
+                            "refused": account.refused,
+                        },
+                    )
                 case _:
                     result = 404, None
             content = json.dumps(result[1]).encode()

@@ -63,7 +63,13 @@ async def polled_board(make: Make, monday: Monday, **more: Any) -> AsyncIterator
             received.append(event)
 
         assert (await web.post("/connections", tokens(monday, **more))).status_code == 201
-        options = {"token": {"connection": "monday"}, "boardId": "77", "url": monday.url, "everySeconds": 0.2}
+        options = {
+            "token": {"connection": "monday"},
+            "boardId": "77",
+            "url": monday.url,
+            "everySeconds": 0.2,
+            "dailyCalls": 10**9,
+        }
         created = await web.post("/sources", {"name": "board", "kind": "monday", "options": options})
         assert created.status_code == 201, created.text
         trigger = {"name": "due", "source": "board", "column": "due", "topic": "item.due", "retry": SLOW_RETRY}
@@ -372,7 +378,13 @@ async def test_renewed_tokens_survive_a_brief_store_outage(make: Make, monday: M
 async def test_a_replaced_secret_is_reloaded_after_a_refusal(make: Make, monday: Monday) -> None:
     async with make(timezone="UTC") as web:
         await web.post("/secrets", {"name": "token", "value": "old"})
-        options = {"token": {"secret": "token"}, "boardId": "77", "url": monday.url, "everySeconds": 0.2}
+        options = {
+            "token": {"secret": "token"},
+            "boardId": "77",
+            "url": monday.url,
+            "everySeconds": 0.2,
+            "dailyCalls": 10**9,
+        }
         await web.post("/sources", {"name": "board", "kind": "monday", "options": options})
         async with web.app.running(heartbeat=0.1):
 

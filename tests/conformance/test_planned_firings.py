@@ -17,7 +17,7 @@ from timebell.features.triggers.model.trigger import (
     TriggerRule,
     parse_offsets,
 )
-from timebell.features.triggers.store import planned_firings, sources, triggers
+from timebell.features.triggers.store import item_changes, sources, tables, trigger_scans, triggers
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
@@ -59,7 +59,7 @@ async def change_item(
 ) -> ChangeSummary:
     value = start.isoformat() if isinstance(start, datetime) else start
     fields = None if start == "gone" else {"start_at": value, **more}
-    return await store.run(planned_firings.apply_changes, home, [ItemChange(key, version, fields)], at)
+    return await store.run(item_changes.apply_changes, home, [ItemChange(key, version, fields)], at)
 
 
 async def pending(store: Store) -> list[tuple[str | None, datetime]]:
@@ -88,6 +88,24 @@ async def test_an_item_has_a_job_at_its_instant(store: Store) -> None:
 
 
 @stored
+async def test_a_scanned_page_inserts_updates_and_keeps_items(store: Store) -> None:
+    """New rows are inserted with their jobs; rows that a newer change has reported are not overwritten."""
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 5, HOUR, key="same")
+    await change_item(store, home, 5, HOUR, key="older")
+    await change_item(store, home, 99, HOUR, key="newer")
+    start = {"same": HOUR, **dict.fromkeys(("older", "newer", "new", "x" * 201), after(hours=2))}
+    page = [ItemChange(key, 50, {"start_at": at.isoformat()}) for key, at in start.items()]
+    page.append(ItemChange("unreadable", 50, None, "no date"))
+    summary = await store.run(item_changes.apply_scanned_page, home, page, "{}", T0, True)
+    counts = summary.unchanged, summary.changed, summary.created, summary.cancelled, summary.stale
+    assert (*counts, len(summary.rejected)) == (1, 3, 2, 1, 1, 2)
+    assert [at for _, at in await pending(store)] == [HOUR, HOUR, after(hours=2), after(hours=2)]
+    again = await store.run(item_changes.apply_scanned_page, home, page[3:4], "{}", T0, True)
+    assert (again.unchanged, again.created) == (1, 0)
+
+
+@stored
 async def test_an_edited_item_moves_its_job_and_links_both_jobs(store: Store) -> None:
     """The moved reminder is created, and the old one is not sent."""
     home, _ = await source(store), await trigger(store)
@@ -106,8 +124,8 @@ async def test_changes_that_are_not_newer_have_no_effect_in_any_order(store: Sto
     changes = [ItemChange("42", version, {"start_at": after(hours=version).isoformat()}) for version in range(1, 21)]
     for shuffled in (changes[::-1], changes, changes[10:] + changes[:10]):
         for change in shuffled:
-            await store.run(planned_firings.apply_changes, home, [change], T0)
-        await store.run(planned_firings.apply_changes, home, shuffled, T0)
+            await store.run(item_changes.apply_changes, home, [change], T0)
+        await store.run(item_changes.apply_changes, home, shuffled, T0)
     assert [at for _, at in await pending(store)] == [after(hours=20)]
     assert len(await everything(store)) == 1
     assert (await change_item(store, home, 3, "gone")).stale == 1
@@ -218,7 +236,7 @@ async def test_deleting_a_trigger_cancels_its_jobs(store: Store) -> None:
     assert (await decide_checks(store, attempt.id))[attempt.id].state == "cancelled"
     await scanned(store)
     assert await pending(store) == [(None, HOUR)] * 2  # both run, and the check before delivery cancels them
-    assert await execute(store, select(planned_firings.firings)) == []
+    assert await execute(store, select(tables.firings)) == []
 
 
 @stored
@@ -326,9 +344,9 @@ async def test_old_firings_are_deleted_and_future_ones_are_not(store: Store) -> 
     (attempt,) = await claim(store, HOUR)
     await end(store, ending(attempt, at=HOUR))
     assert (
-        await store.run(planned_firings.prune_firings_and_items, after(days=59), 100) == 1
+        await store.run(trigger_scans.prune_firings_and_items, after(days=59), 100) == 1
     )  # 44 has no fired job and is not planned any more
-    assert await store.run(planned_firings.prune_firings_and_items, after(days=61), 100) == 2
+    assert await store.run(trigger_scans.prune_firings_and_items, after(days=61), 100) == 2
     assert {one.key for one in await store.run(sources.list_items, home.id, 10, None)} == {"42", "43"}
     assert await change_item(store, home, 2, HOUR, title="edited", at=after(days=61)) == ChangeSummary(
         changed=1, late=1
@@ -350,9 +368,7 @@ async def test_erasure_removes_an_owner_from_items_and_firings(store: Store) -> 
     assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}
     assert known["43"] is None
     assert (known["44"] or {})["users"] == ["joana"]
-    left = await execute(
-        store, select(planned_firings.firings.c.recipient).order_by(planned_firings.firings.c.recipient)
-    )
+    left = await execute(store, select(tables.firings.c.recipient).order_by(tables.firings.c.recipient))
     assert [row.recipient for row in left] == ["bo", "joana"]
     assert (await change_item(store, home, 1, HOUR, key="43", users="ana")).stale == 1
     assert not [one for one in await everything(store) if one.owner_id == "ana" or one.payload == "ana"]

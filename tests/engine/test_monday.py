@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from tests.monday_stand_in import Monday
 from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
+from timebell.features.triggers.engine.webhook_subscriptions import EVENTS
 from timebell.features.triggers.model.trigger import WebhookNotice
 from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources.call_plan import CallPlan, account_id
 from timebell.features.triggers.sources.monday import Board, parse_column_value
-from timebell.features.triggers.store import webhook_changes
+from timebell.features.triggers.store import call_budgets, webhook_changes
 
 from .test_sql_sources import soon, until
 
@@ -31,7 +35,7 @@ def monday() -> Iterator[Monday]:
 
 
 def board(monday: Monday, **options: Any) -> dict[str, Any]:
-    return {"token": "secret", "boardId": 77, "url": monday.url, "everySeconds": 0.2, **options}
+    return {"token": "secret", "boardId": 77, "url": monday.url, "everySeconds": 0.2, "dailyCalls": 10**9, **options}
 
 
 async def follow(app: Timebell, monday: Monday, **options: Any) -> list[Arrived]:
@@ -216,10 +220,20 @@ def test_no_request_is_sent_before_the_retry_delay_has_passed(monday: Monday, tm
                     before = service.last_step_at["sources"]
                     service.leader.feature_services["sources"].alarm.wake()
                     await until(lambda before=before: service.last_step_at["sources"] > before)  # type: ignore[misc]
-                assert len(monday.asked) == 1
-                # An edit of the source ends the delay of ten minutes.
-                monday.says = None
+                # A second source of the same account is not read either, nor is the first one after an edit.
+                await app.triggers.put_source("other", "monday", board(monday, boardId=78))
                 await app.triggers.put_source("board", "monday", board(monday, everySeconds=0.3))
+
+                async def both_failing() -> bool:
+                    found = [await app.triggers.get_source(name) for name in ("board", "other")]
+                    return all("budget is used up" in (each.error or "") for each in found)
+
+                await until(both_failing)
+                assert len(monday.asked) == 1
+                # Another account is.
+                monday.says = None
+                monday.tokens.add("another")
+                await app.triggers.put_source("board", "monday", board(monday, token="another"))
                 await until(lambda: count(app, 1))
         finally:
             await app.close()
@@ -289,4 +303,102 @@ def test_column_values_are_parsed() -> None:
 def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:
         create_adapter("monday", options)
+    assert refused.value.code == "INVALID_SOURCE_OPTIONS"
+
+
+def test_calls_stop_at_the_daily_limit_of_the_account(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        monday.put(1, soon(days=1))
+        monday.daily_limit = 3
+        await follow(app, monday)
+        try:
+            async with app.running(heartbeat=0.05):
+
+                async def spent() -> bool:
+                    return "budget is used up" in ((await app.triggers.get_source("board")).error or "")
+
+                await until(spent)
+                assert len(monday.asked) == 4  # the refused call counts, too
+                midnight = call_budgets.next_midnight(app.clock.now())
+                account = account_id("default", board(monday))
+                next_call = await app.store.run(
+                    call_budgets.take_call, account, "default", 10, midnight - timedelta(seconds=1)
+                )
+                assert next_call == midnight
+                assert await app.store.run(call_budgets.take_call, account, "default", 10, midnight) is None
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_our_own_count_keeps_the_daily_limit(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        for number in range(1, 1202):
+            monday.put(number, soon(days=1))
+        await follow(app, monday, dailyCalls=2, everySeconds=86_400)
+        try:
+            async with app.running(heartbeat=0.05):
+
+                async def spent() -> bool:
+                    return "budget is used up" in ((await app.triggers.get_source("board")).error or "")
+
+                await until(spent)
+                assert len(monday.asked) == 2  # of three pages
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_only_the_columns_of_the_options_are_requested(monday: Monday) -> None:
+    async def body() -> None:
+        reader = create_adapter("monday", board(monday, columns=["due"]))
+        await reader.read_page(None, 10)
+        assert "column_values(ids: $columns)" in monday.asked[0]["query"]
+        assert monday.asked[0]["variables"]["columns"] == ["due"]
+        await reader.close()
+
+    asyncio.run(body())
+
+
+def test_webhooks_are_subscribed_and_unsubscribed(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        app.settings = replace(app.settings, secret_key="a secret key of an installation")
+        options = board(monday, webhooks="https://bell.example/", everySeconds=3600)
+        await app.triggers.put_source("board", "monday", options)
+        source = await app.triggers.get_source("board")
+        try:
+            async with app.running(heartbeat=0.05):
+                await until(lambda: len(monday.webhooks) == len(EVENTS))
+                assert {hook["event"] for hook in monday.webhooks.values()} == set(EVENTS)
+                hook = next(iter(monday.webhooks.values()))
+                assert hook["board"] == "77"
+                assert hook["url"].startswith(f"https://bell.example/api/v1/hooks/{source.id}?token=")
+                former = set(monday.webhooks)
+                await app.triggers.put_source("board", "monday", {**options, "webhooks": "https://new.example"})
+                await until(lambda: len(monday.webhooks) == len(EVENTS) and not former & set(monday.webhooks))
+                await app.triggers.delete_source("board")
+                await until(lambda: not monday.webhooks)
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("options", "interval"),
+    [({}, 864.0), ({"dailyCalls": 1000}, 172.8), ({"dailyCalls": 25_000}, 60.0), ({"everySeconds": 3600}, 3600.0)],
+)
+def test_full_reads_use_half_of_the_daily_calls(options: dict[str, Any], interval: float) -> None:
+    assert CallPlan.parse(options).interval == interval
+
+
+@pytest.mark.parametrize("options", [{"everySeconds": 60}, {"dailyCalls": 0}, {"dailyCalls": "many"}])
+def test_plans_above_the_daily_calls_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        CallPlan.parse(options)
     assert refused.value.code == "INVALID_SOURCE_OPTIONS"

@@ -73,7 +73,7 @@ def test_board_dates_fire_move_and_clear_and_a_deleted_board_loses_nothing(tmp_p
         return sorted(one["target"] for one in call("GET", f"{theirs}/notifications")["sent"])
 
     try:
-        wait_until(lambda: len(call("GET", f"{theirs}/notifications")["hooks"]) == 3)
+        wait_until(lambda: len(call("GET", f"{theirs}/notifications")["hooks"]) == 6)
         wait_until(lambda: call("GET", tasks)["syncedAt"])
         for item in (1, 2, 3):
             set_date(item, datetime.now(UTC) + DAY)

@@ -638,8 +638,6 @@ sources = Table(
     Column("synced_at", Instant),
     Column("error", Text),
     Column("error_code", String(100)),
-    # No node reads the source before this instant, which the source asked for.
-    Column("retry_at", Instant),
     Column("orphaned_at", Instant),
     Column("orphaned_reason", Text),
     Column("created_at", Instant, nullable=False),

@@ -78,16 +78,17 @@ class TriggersFeature(Feature):
         return pre_delivery_check.decide_planned_jobs(tx, ids, now, results)
 
     def operation_steps(self) -> Mapping[OperationKind, Step]:
-        from timebell.features.triggers.store import planned_firings
+        from timebell.features.triggers.store import trigger_scans
         from timebell.model.operation import OperationKind
 
-        return {OperationKind.SCAN: planned_firings.scan_batch}
+        return {OperationKind.SCAN: trigger_scans.scan_batch}
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
         """Delete past firings and items that are gone, after a retention of their own."""
-        from timebell.features.triggers.store import planned_firings
+        from timebell.features.triggers.store import call_budgets, trigger_scans
 
-        return planned_firings.prune_firings_and_items(tx, now, PRUNE_BATCH_SIZE) > 0
+        call_budgets.prune_budgets(tx, now)
+        return trigger_scans.prune_firings_and_items(tx, now, PRUNE_BATCH_SIZE) > 0
 
     def erase(self, tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
         from timebell.features.triggers.store.erasure import erase_person

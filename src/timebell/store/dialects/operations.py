@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Executable, Insert, Table
+from sqlalchemy import ColumnElement, Executable, Insert, Select, Table
 from sqlalchemy.engine import CursorResult
 
 from timebell.model.job import Completion, JobState, NewJob
@@ -251,6 +251,9 @@ class Operations(
 
         The statement is cached, because building it takes longer than executing it: pass the rows to `execute`.
         """
+
+    def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
+        """Restrict a query to rows whose text column has one of many values, found by an index of the column."""
 
     def json_text(self, column: ColumnElement[str], names: Sequence[str]) -> ColumnElement[str]:
         """Return an expression for the text at a path of names in a JSON text."""

@@ -2,13 +2,10 @@
 
 Clients send an API key. monday.com cannot send one and authenticates by signature or URL token instead. If the source
 has a signing secret, monday.com signs requests with a JSON Web Token in Authorization. Otherwise the webhook URL
-contains a token: an HMAC-SHA-256 of the source id under the installation's secret key, which any node can verify.
+contains a token (`sources/webhook_url.py`).
 """
 
 from __future__ import annotations
-
-import hmac
-from urllib.parse import quote
 
 from fastapi import Request
 
@@ -18,15 +15,13 @@ from timebell.client.validation import parse_uuid
 from timebell.errors import TimebellError
 from timebell.features.triggers.model.trigger import Source
 from timebell.features.triggers.sources.monday_events import is_valid_token
+from timebell.features.triggers.sources.webhook_url import HOOKS_PATH, TOKEN_PARAMETER, is_url_token
 from timebell.features.triggers.store import sources
 from timebell.model.target import referenced_secret
 from timebell.store.tenancy import secrets
-from timebell.tenancy.keys import digests
 from timebell.tenancy.roles import Role
 from timebell.tenancy.secrets import keyring
 
-HOOKS_PATH = "/api/v1/hooks"
-TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a query parameter
 SIGNED_ACTOR, UNSIGNED_ACTOR = "monday.com", "monday.com (unsigned)"
 """Actors in the audit log: authenticated by signature, or by the token in the URL."""
 
@@ -58,7 +53,7 @@ async def authenticate(request: Request, authenticator: Authenticator) -> Caller
             signature.strip(), secret, authenticator.app.clock.now(), f"{HOOKS_PATH}/{source.id}"
         ):
             return Caller(SIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address, kind="source")
-        if token is not None and _is_url_token(token, authenticator.app.settings.secret_key, source.id):
+        if token is not None and is_url_token(token, authenticator.app.settings.secret_key, source.id):
             return Caller(UNSIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address, kind="source")
     raise authenticator.reject("wrong_signature", address)
 
@@ -79,17 +74,3 @@ async def _signing_secret(authenticator: Authenticator, source: Source) -> str |
             return None
         raise
     return values[name]
-
-
-def token_query(secret_key: str | None, source_id: str) -> str:
-    """Return the query string with the token of a webhook URL; empty without a secret key."""
-    return "".join(f"?{TOKEN_PARAMETER}={quote(token)}" for token in _url_tokens(secret_key, source_id)[:1])
-
-
-def _url_tokens(secret_key: str | None, source_id: str) -> list[str]:
-    return [digest[:40] for digest in digests(secret_key, f"hook {source_id}")]
-
-
-def _is_url_token(token: str, secret_key: str | None, source_id: str) -> bool:
-    presented = token.encode(errors="replace")
-    return any(hmac.compare_digest(valid.encode(), presented) for valid in _url_tokens(secret_key, source_id))

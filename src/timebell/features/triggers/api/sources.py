@@ -22,9 +22,10 @@ from timebell.api.schemas import (
     page_response,
 )
 from timebell.errors import InvalidInput, NotFound
-from timebell.features.triggers.api.inbound_webhook_authentication import HOOKS_PATH, token_query
 from timebell.features.triggers.metrics import record_changes
 from timebell.features.triggers.model.trigger import ChangeSummary, Item, Source, epoch_micros
+from timebell.features.triggers.sources.call_plan import CallPlan
+from timebell.features.triggers.sources.webhook_url import HOOKS_PATH, token_query
 from timebell.features.triggers.store import sources as rows
 from timebell.model.target import MASK
 from timebell.tenancy.roles import Role, require
@@ -40,6 +41,9 @@ class SourcePut(RequestBody):
 
     kind: Annotated[str, Field(max_length=20)] = "webhook"
     options: dict[str, Json] | None = None
+    dry_run: Annotated[bool, Field(description="Check the source, and show its calls a day, without storing it.")] = (
+        False
+    )
 
 
 class SourceIn(SourcePut):
@@ -68,8 +72,16 @@ class ItemChangesIn(RequestBody):
     items: Annotated[list[ItemChangeIn], Field(max_length=MAX_ITEMS)]
 
 
+class CallsOut(ResponseBody):
+    """Calls a day to the API of the source: at most `limit`, of which full reads take `full_reads` per page."""
+
+    limit: int
+    full_reads: int
+    interval_seconds: float
+
+
 class SourceOut(ResponseBody):
-    """Source. `hook` is the path of its inbound webhook."""
+    """Source. `hook` is the path of its inbound webhook, `calls` the plan of calls to an API that limits them."""
 
     id: str
     name: str
@@ -77,6 +89,7 @@ class SourceOut(ResponseBody):
     kind: str
     options: dict[str, Json]
     hook: str
+    calls: CallsOut | None
     state: Literal["ready", "failing", "reauthorize", "orphaned"]
     synced_at: Instant | None
     error: str | None
@@ -202,6 +215,10 @@ async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str 
             f"{plain[0]} is in plain text and would be visible to every reader of the source.",
             code="INVALID_SOURCE_OPTIONS", fix='Store it as a secret and specify {"secret": "its name"}.',
         )  # fmt: skip
+    if body.dry_run:
+        return ctx.app.triggers.draft_source(
+            name, body.kind, body.options, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor
+        )
     existing: Source | None = await ctx.run(rows.lock_source, ctx.tenant_id, name)
     if existing is not None:
         ctx.before = render_source(existing)
@@ -246,11 +263,19 @@ def render_source(source: Source) -> dict[str, Any]:
     masked = {name: MASK for name in SECRET_OPTIONS if isinstance(source.options.get(name), str)}
     return {
         "id": source.id, "name": source.name, "tenantId": source.tenant_id, "kind": source.kind,
-        "options": {**source.options, **masked}, "hook": f"{HOOKS_PATH}/{source.id}", "state": source.state,
+        "options": {**source.options, **masked}, "hook": f"{HOOKS_PATH}/{source.id}", "calls": _render_calls(source),
+        "state": source.state,
         "syncedAt": format_utc(source.synced_at), "error": source.error, "orphanedAt": format_utc(source.orphaned_at),
         "orphanedReason": source.orphaned_reason, "createdAt": format_utc(source.created_at),
         "createdBy": source.created_by, "updatedAt": format_utc(source.updated_at),
     }  # fmt: skip
+
+
+def _render_calls(source: Source) -> dict[str, Any] | None:
+    if source.kind != "monday":
+        return None
+    plan = CallPlan.parse(source.options)
+    return {"limit": plan.daily_calls, "fullReads": plan.full_reads, "intervalSeconds": plan.interval}
 
 
 def _render_item(item: Item) -> dict[str, Any]:

@@ -298,18 +298,23 @@ def delete(name: str, yes: bool, output: str | None) -> None:
 @click.option("--kind", default="webhook", show_default=True, metavar="webhook|sql|monday", help="Kind of the source.")
 @click.option("--options", metavar="JSON", help="Options of the kind, e.g. url and table for sql; @file.")
 @click.option("--replace", is_flag=True, help="Replace an existing source.")
+@click.option("--dry-run", is_flag=True, help="Check the source and show its calls a day; store nothing.")
 @output_option
-def create_source(name: str, kind: str, options: str | None, replace: bool, output: str | None) -> None:
+def create_source(
+    name: str, kind: str, options: str | None, replace: bool, dry_run: bool, output: str | None
+) -> None:  # fmt: skip
     """Create a source: a database that is polled, or a webhook that receives changes."""
     from timebell.cli.inputs import parse_json
 
     remote = server_client(output)
     body = {"kind": kind, "options": parse_json(options, "--options") or {}}
-    if replace:
+    if dry_run:
+        record = remote.request("PUT", f"/sources/{_quote_segment(name)}", {**body, "dryRun": True})
+    elif replace:
         record = remote.request("PUT", f"/sources/{_quote_segment(name)}", body, if_match="*")
     else:
         record = remote.request("POST", "/sources", {"name": name, **body})
-    if kind == "monday":  # only GET returns the hook URL with its token
+    if kind == "monday" and not dry_run:  # only GET returns the hook URL with its token
         record = remote.request("GET", f"/sources/{_quote_segment(name)}")
     _print_source(record, remote.settings.output)
 
@@ -408,11 +413,22 @@ def _print_source(record: Mapping[str, Any], output_format: str) -> None:
         return
     line(f"{colorize(record['name'], 'bold', sys.stdout)}  {_source_state(record)}")
     for name, value in (
-        ("kind", record["kind"]), ("hook", record["hook"]), ("orphaned", record["orphanedReason"]),
+        ("kind", record["kind"]), ("hook", record["hook"]), ("calls", describe_calls(record["calls"])),
+        ("orphaned", record["orphanedReason"]),
         ("error", record["error"]),
     ):  # fmt: skip
         if value is not None:
             line(f"  {name:<12}{value}")
+
+
+def describe_calls(calls: Mapping[str, Any] | None) -> str | None:
+    """Describe the calls a day of a source whose API limits them."""
+    if calls is None:
+        return None
+    return (
+        f"{calls['fullReads']:,} of {calls['limit']:,} a day for full reads (per 500 items, every"
+        f" {calls['intervalSeconds']:g} s); the others when items change or are due"
+    )
 
 
 def _watch_operation(remote: Any, operation: dict[str, Any]) -> None:

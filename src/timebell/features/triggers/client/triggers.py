@@ -28,7 +28,7 @@ from timebell.features.triggers.model.trigger import (
     parse_version,
 )
 from timebell.features.triggers.sources import POLLED_KINDS, create_adapter, scan_interval
-from timebell.features.triggers.store import item_history, planned_firings, sources, triggers
+from timebell.features.triggers.store import item_changes, item_history, sources, triggers
 from timebell.features.triggers.store.item_history import FiringRecord, ItemHistory
 from timebell.features.triggers.store.planned_firings import build_payload
 from timebell.features.triggers.store.sources import grace_too_short, no_such_trigger
@@ -81,6 +81,18 @@ class Triggers:
         Raises InvalidInput (INVALID_NAME, UNKNOWN_SOURCE_KIND, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS,
         SOURCE_KIND_FIXED).
         """
+        draft = self.draft_source(name, kind, options, tenant_id=tenant_id, created_by=created_by)
+        source = await self._run(
+            connection, sources.upsert_source, draft, draft.created_at, replace=replace,
+            interval=scan_interval(kind, draft.options),
+        )  # fmt: skip
+        return source
+
+    def draft_source(
+        self, name: str, kind: str = "webhook", options: Mapping[str, Any] | None = None, *,
+        tenant_id: str = "default", created_by: str | None = None,
+    ) -> Source:  # fmt: skip
+        """Check a source, and return it without storing it. Raises InvalidInput."""
         if kind not in SOURCE_KINDS:
             raise InvalidInput(
                 f"There is no source kind {kind!r:.60}.",
@@ -89,15 +101,10 @@ class Triggers:
             )
         _check_options(kind, options or {})
         now = self._clock.now()
-        new_source = Source(
+        return Source(
             id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), kind=kind,
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
-        source = await self._run(
-            connection, sources.upsert_source, new_source, now, replace=replace,
-            interval=scan_interval(kind, options or {}),
-        )  # fmt: skip
-        return source
 
     async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
         """Return a source. Raises NotFound (SOURCE_NOT_FOUND)."""
@@ -135,7 +142,7 @@ class Triggers:
         total = ChangeSummary()
         for start in range(0, len(parsed), ITEM_BATCH_SIZE):
             batch = parsed[start : start + ITEM_BATCH_SIZE]
-            total.add(await self._run(connection, planned_firings.apply_changes, source_row, batch, self._clock.now()))
+            total.add(await self._run(connection, item_changes.apply_changes, source_row, batch, self._clock.now()))
         return total
 
     async def list_items(

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from timebell.clock import Clock
 from timebell.errors import SourceFailed
-from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED, Source
+from timebell.features.triggers.model.trigger import SOURCE_BUDGET_SPENT, SOURCE_UNAUTHORIZED, Source
 
 R = TypeVar("R")
 
@@ -17,6 +17,8 @@ READ_TIMEOUT_SECONDS = 5.0
 MAX_READS_PER_NODE = 64
 MAX_READS_PER_TENANT = 32
 MAX_READS_PER_SOURCE = 4
+NOT_BROKEN = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
+"""Codes of failures after which the source may be read at once: a user or a budget decides when it works again."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 5.0, 300.0
 
 
@@ -80,7 +82,7 @@ class SourceAccess:
         self._semaphore = asyncio.Semaphore(MAX_READS_PER_SOURCE)
 
     async def call(self, read: Callable[[], Awaitable[R]]) -> R:
-        """Read the source. Raises SourceFailed, without a read if the source failed recently or asked for a pause."""
+        """Read the source. Raises SourceFailed, without a read if the source failed recently."""
         async with self._semaphore:
             self._refuse_while_paused()
             try:
@@ -91,15 +93,12 @@ class SourceAccess:
                 self._breaker.record_failure(problem)
                 raise SourceFailed(problem) from None
             except SourceFailed as error:
-                if error.code not in (SOURCE_UNAUTHORIZED, "ORPHANED"):  # those recover by an action of a user
+                if error.code not in NOT_BROKEN:
                     self._breaker.record_failure(error.message)
                 raise
             self._breaker.record_success()
             return result
 
     def _refuse_while_paused(self) -> None:
-        retry_at = self.source.retry_at
-        if retry_at is not None and (seconds := (retry_at - self._clock.now()).total_seconds()) > 0:
-            raise SourceFailed(f"Not read for another {seconds:.0f} s: the source asked for a pause.")
         if (seconds := self._breaker.remaining_seconds()) > 0:
             raise SourceFailed(f"Not read for another {seconds:.0f} s after a failure: {self._breaker.reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from timebell.engine.node import Node
+from timebell.features.triggers.engine.call_budget import AccountBudget
 from timebell.features.triggers.engine.connection_tokens import ConnectionToken, SecretToken
 from timebell.features.triggers.model.connection import connection_name
 from timebell.features.triggers.model.trigger import Source
@@ -39,7 +40,8 @@ class AdapterCache:
             )
         if (cached := self._cached(source)) is not None:  # created by a concurrent call
             return cached
-        adapter = create_adapter(source.kind, options, self._token_for(source))
+        budget = AccountBudget(self.node, source) if source.kind == "monday" else None
+        adapter = create_adapter(source.kind, options, self._token_for(source), budget)
         self._adapters[source.id] = source.updated_at, adapter
         return adapter
 

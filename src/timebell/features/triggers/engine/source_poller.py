@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,7 +24,9 @@ from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
 from timebell.features.triggers import metrics
 from timebell.features.triggers.engine.source_access import ReadLimits
 from timebell.features.triggers.engine.source_adapters import AdapterCache
+from timebell.features.triggers.engine.webhook_subscriptions import WebhookSubscriptions
 from timebell.features.triggers.model.trigger import (
+    SOURCE_BUDGET_SPENT,
     SOURCE_ROWS_REJECTED,
     SOURCE_UNAUTHORIZED,
     ChangeSummary,
@@ -33,7 +36,8 @@ from timebell.features.triggers.model.trigger import (
 )
 from timebell.features.triggers.sources import POLLED_KINDS
 from timebell.features.triggers.sources.base import RowPage, SourceAdapter
-from timebell.features.triggers.store import planned_firings, sources, webhook_changes
+from timebell.features.triggers.sources.call_plan import account_id, shortest_interval
+from timebell.features.triggers.store import item_changes, sources, webhook_changes
 
 log = logging.getLogger("timebell.sources")
 
@@ -57,6 +61,7 @@ class Scan:
     seen: set[str] = field(default_factory=set)
     rejected: list[str] = field(default_factory=list)
     saved_at: float | None = None
+    pages: int = 0
 
 
 @dataclass(slots=True)
@@ -69,6 +74,8 @@ class SourceWatch:
     source_updated_at: datetime | None = None
     changed_keys: set[str] = field(default_factory=set)
     scan: Scan | None = None
+    pages: int = 1
+    """Pages of the last full scan."""
     failures: int = 0
     paused_until: float = 0.0
     """The end of the pause after a failure; it respects the source's Retry-After."""
@@ -90,6 +97,9 @@ class SourcePoller:
         self._limits = ReadLimits()
         self._scans = node.counters.of_features[metrics.SCANS]
         self._run_as_leader = run_as_leader
+        self._subscriptions = WebhookSubscriptions(node, AdapterCache(node), run_as_leader)
+        self._accounts: Counter[str] = Counter()
+        """Number of sources by account."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watches: dict[str, SourceWatch] = {}
 
@@ -98,6 +108,7 @@ class SourcePoller:
         sources_by_id: dict[str, Source] = {
             source.id: source for source in await self._run_as_leader(sources.list_sources_of_kinds, POLLED_KINDS) or []
         }
+        self._accounts = Counter(account_id(each.tenant_id, each.options) for each in sources_by_id.values())
         for id_ in [id_ for id_, task in self._tasks.items() if id_ not in sources_by_id or task.done()]:
             task = self._tasks.pop(id_)
             task.cancel()
@@ -112,6 +123,7 @@ class SourcePoller:
         for id_, source in sources_by_id.items():
             if self._watches[id_].source_updated_at != source.updated_at or id_ in (unconfirmed or ()):
                 self._watches[id_].alarm.wake()
+        self._subscriptions.start_removal()
         return None
 
     async def close(self) -> None:
@@ -120,6 +132,7 @@ class SourcePoller:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        await self._subscriptions.close()
         await self.adapters.close()
 
     async def _run_source(self, source_id: str) -> None:
@@ -144,11 +157,14 @@ class SourcePoller:
         if watch.source_updated_at != source.updated_at:
             watch.last_full_scan_at, watch.source_updated_at, watch.paused_until = None, source.updated_at, 0.0
             watch.scan, watch.failures = None, 0
-        if (remaining := self._pause_seconds(source, watch)) > 0:
+            if (age := self._seconds_since_scan(source)) is not None:
+                watch.last_full_scan_at = self.node.clock.monotonic() - age
+        if (remaining := watch.paused_until - self.node.clock.monotonic()) > 0:
             return remaining
         try:
             adapter = await self.adapters.get(source)
             async with self._limits.slot(source.tenant_id):
+                await self._subscriptions.update(source)
                 await self._read_due(source, adapter, watch)
         except StoreError:
             return RETRY_DELAY_SECONDS
@@ -165,12 +181,13 @@ class SourcePoller:
             reason = f"{type(exc).__name__}; see the log of the leader."
             return await self._pause_after(source, watch, reason, "SOURCE_FAILED", None)
         watch.failures = 0
-        return self._next_delay(adapter, watch)
+        return self._next_delay(source, adapter, watch)
 
-    def _pause_seconds(self, source: Source, watch: SourceWatch) -> float:
-        """Return the seconds for which the source must not be read."""
-        requested = 0.0 if source.retry_at is None else (source.retry_at - self.node.clock.now()).total_seconds()
-        return max(requested, watch.paused_until - self.node.clock.monotonic())
+    def _seconds_since_scan(self, source: Source) -> float | None:
+        """Return the age of the last full scan, possibly by another leader; None if a scan is due or in progress."""
+        if source.synced_at is None or source.synced_at <= source.updated_at or "after" in _stored_position(source):
+            return None
+        return (self.node.clock.now() - source.synced_at).total_seconds()
 
     async def _pause_after(
         self, source: Source, watch: SourceWatch, reason: str, code: str, retry_after: float | None
@@ -180,9 +197,7 @@ class SourcePoller:
         pause: float = min(RETRY_DELAY_SECONDS * 2**watch.failures, MAX_RETRY_DELAY_SECONDS)
         watch.failures = min(watch.failures + 1, 10)
         if retry_after is not None:
-            pause = max(pause, retry_after)
-            retry_at = self.node.clock.now() + timedelta(seconds=retry_after)
-            await self._run_as_leader(sources.postpone_reads, source.id, retry_at)
+            pause = retry_after if code == SOURCE_BUDGET_SPENT else max(pause, retry_after)
         watch.paused_until = self.node.clock.monotonic() + pause
         return pause
 
@@ -201,24 +216,33 @@ class SourcePoller:
                 if await self._poll_changes(source, adapter, position):
                     watch.last_poll_at = None
                 return  # the position has changed: a scan continues with the source as stored now
-        if watch.scan is None and not self._is_full_scan_due(adapter, watch, now):
+        if watch.scan is None and not self._is_full_scan_due(source, adapter, watch, now):
             return
         await self._continue_scan(source, adapter, watch, now + SCAN_SLICE_SECONDS)
 
-    def _is_full_scan_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
-        return watch.last_full_scan_at is None or now - watch.last_full_scan_at >= adapter.full_scan_interval
+    def _is_full_scan_due(self, source: Source, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
+        return watch.last_full_scan_at is None or (
+            now - watch.last_full_scan_at >= self._full_scan_interval(source, adapter, watch)
+        )
+
+    def _full_scan_interval(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> float:
+        """Return the seconds between full scans: more for large sources, and for several, of one limited account."""
+        if adapter.daily_calls is None:
+            return adapter.full_scan_interval
+        pages = watch.pages * self._accounts[account_id(source.tenant_id, source.options)]
+        return max(adapter.full_scan_interval, shortest_interval(adapter.daily_calls, pages))
 
     def _is_poll_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
         return adapter.poll_interval > 0 and (
             watch.last_poll_at is None or now - watch.last_poll_at >= adapter.poll_interval
         )
 
-    def _next_delay(self, adapter: SourceAdapter, watch: SourceWatch) -> float:
+    def _next_delay(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> float:
         """Return the seconds until the next read."""
         if watch.changed_keys or watch.scan is not None or watch.last_full_scan_at is None:
             return 0.0
         now = self.node.clock.monotonic()
-        delays = [adapter.full_scan_interval - (now - watch.last_full_scan_at)]
+        delays = [self._full_scan_interval(source, adapter, watch) - (now - watch.last_full_scan_at)]
         if adapter.poll_interval:
             delays.append(0.0 if watch.last_poll_at is None else adapter.poll_interval - (now - watch.last_poll_at))
         return max(0.01, min(delays))
@@ -268,15 +292,16 @@ class SourcePoller:
         scan.rejected += await self._apply_page(source, page, read_at, json.dumps(position), saves=saves)
         scan.saved_at = now if saves else scan.saved_at
         scan.after = page.cursor
+        scan.pages += 1
 
     async def _finish_scan(
         self, source: Source, adapter: SourceAdapter, watch: SourceWatch, scan: Scan, changes_cursor: str | None
     ) -> None:
         await self._mark_missing_gone(source, adapter, scan)
-        message = self._describe_row_errors(source, scan.rejected)
+        message = self._describe_row_errors(source, scan.rejected) or self._subscriptions.error(source.id)
         final_cursor = json.dumps({} if changes_cursor is None else {"changes": changes_cursor})
         await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
-        watch.scan, watch.last_full_scan_at = None, self.node.clock.monotonic()
+        watch.scan, watch.last_full_scan_at, watch.pages = None, self.node.clock.monotonic(), max(scan.pages, 1)
         self._scans.add("ok")
 
     async def _mark_missing_gone(self, source: Source, adapter: SourceAdapter, scan: Scan) -> None:
@@ -286,7 +311,7 @@ class SourcePoller:
         """
         after: str | None = None
         while keys := await self._run_as_leader(
-            planned_firings.list_known_keys, source.id, after, KNOWN_KEYS_PAGE_SIZE
+            item_changes.list_known_keys, source.id, after, KNOWN_KEYS_PAGE_SIZE
         ):  # fmt: skip
             after = keys[-1]
             missing = [key for key in keys if key not in scan.seen]
@@ -322,7 +347,7 @@ class SourcePoller:
         read_at = epoch_micros(self.node.clock.now())
         rows = await adapter.read_rows(keys)
         changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
-        return await self._apply(planned_firings.apply_poll_result, source, changes, None, self.node.clock.now())
+        return await self._apply(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
 
     async def _apply_page(
         self, source: Source, page: RowPage, at: int, cursor: str, *, saves: bool = True
@@ -332,7 +357,7 @@ class SourcePoller:
         changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
         changes += [ItemChange(key, at, None) for key in page.deleted]
         changes += [ItemChange(key, at, None, problem) for key, problem in page.problems.items() if key]
-        rejected = await self._apply(planned_firings.apply_scanned_page, source, changes, cursor, now, saves)
+        rejected = await self._apply(item_changes.apply_scanned_page, source, changes, cursor, now, saves)
         return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
 
     async def _apply(

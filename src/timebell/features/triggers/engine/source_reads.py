@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from timebell.engine.batcher import Batcher
@@ -21,7 +19,7 @@ from timebell.features.triggers.engine.source_access import ReadLimits, SourceAc
 from timebell.features.triggers.engine.source_adapters import AdapterCache
 from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED, ItemChange, Source, epoch_micros
 from timebell.features.triggers.sources import POLLED_KINDS
-from timebell.features.triggers.store import planned_firings, pre_delivery_check, sources
+from timebell.features.triggers.store import item_changes, pre_delivery_check, sources
 from timebell.features.triggers.store.pre_delivery_check import PlannedFiring
 from timebell.store.jobs.pre_delivery_check import DeliveryCheck, DeliveryRead, QueryResult
 from timebell.store.jobs.query_sources import no_such_source
@@ -133,7 +131,7 @@ class ItemReader:
             if source.orphaned_at is not None:  # access came back
                 await run(sources.set_orphaned, source.id, None, self.node.clock.now())
             changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
-            await run(planned_firings.apply_poll_result, source, changes, None, self.node.clock.now())
+            await run(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
         except StoreError:
             raise
         except SourceGone as gone:
@@ -143,10 +141,6 @@ class ItemReader:
             if error.code == SOURCE_UNAUTHORIZED:
                 await run(sources.record_failure, source.id, str(error), error.code)
                 raise
-            if (seconds := getattr(error, "retry_after", None)) is not None:
-                retry_at = self.node.clock.now() + timedelta(seconds=seconds)
-                self.access.source = replace(source, retry_at=retry_at)
-                await run(sources.postpone_reads, source.id, retry_at)
             return error.message
         except Exception as exc:  # must not fail the jobs of the source
             log.exception("could not read source %s", source.name)

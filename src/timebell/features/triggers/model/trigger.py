@@ -26,6 +26,7 @@ DEFAULT_GRACE_SECONDS = 300.0
 MAX_KEY_LENGTH = 200
 SOURCE_UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
 SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
+SOURCE_BUDGET_SPENT = "SOURCE_BUDGET_SPENT"
 MAX_RECIPIENTS = 1000  # of one item
 MAX_OFFSETS = 20  # of one trigger
 MAX_YEAR = 2199
@@ -155,9 +156,10 @@ class TriggerRule:
             return DesiredFirings({}, ColumnStatus.UNREADABLE)
         instants: dict[FiringKey, datetime] = {}
         for offset in self.offsets:
-            due = offset.apply(at, self.timezone or "UTC")
+            due, text = offset.apply(at, self.timezone or "UTC"), str(offset)
             if due is not None:
-                instants |= {FiringKey(str(offset), recipient): due for recipient in recipients}
+                for recipient in recipients:
+                    instants[FiringKey(text, recipient)] = due
         return DesiredFirings(instants, ColumnStatus.READABLE)
 
 
@@ -376,8 +378,7 @@ def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
 class Source:
     """An external source of items.
 
-    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. No node reads the
-    source before `retry_at`. An orphaned source
+    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. An orphaned source
     has lost access to its items (`orphaned_reason`); it recovers if access returns.
     """
 
@@ -390,7 +391,6 @@ class Source:
     synced_at: datetime | None = None
     error: str | None = None
     error_code: str | None = None
-    retry_at: datetime | None = None
     orphaned_at: datetime | None = None
     orphaned_reason: str | None = None
     created_at: datetime

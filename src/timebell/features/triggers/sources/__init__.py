@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from timebell.features.triggers.sources.base import SourceAdapter, TokenProvider
-from timebell.model.policy import parse_seconds
+from timebell.features.triggers.sources.base import CallBudget, SourceAdapter, TokenProvider
+from timebell.features.triggers.sources.call_plan import CallPlan
 
 POLLED_KINDS = ("monday", "sql")
 
@@ -18,14 +18,16 @@ def scan_interval(kind: str, options: Mapping[str, Any]) -> float:
 
         return intervals(options)[1]
     if kind == "monday":
-        from timebell.features.triggers.sources.monday import DEFAULT_FULL_SCAN_SECONDS
-
-        return parse_seconds(options.get("everySeconds", DEFAULT_FULL_SCAN_SECONDS), "everySeconds", minimum=0.1)
+        return CallPlan.parse(options).interval
     return 0.0
 
 
-def create_adapter(kind: str, options: Mapping[str, Any], token: TokenProvider | None = None) -> SourceAdapter:
+def create_adapter(
+    kind: str, options: Mapping[str, Any], token: TokenProvider | None = None, budget: CallBudget | None = None
+) -> SourceAdapter:
     """Return the adapter for a source; `token` provides a token for each request, by default the one in the options.
+
+    `budget` limits the requests, if the API limits them.
 
     Raises InvalidInput (INVALID_SOURCE_OPTIONS).
     """
@@ -33,7 +35,7 @@ def create_adapter(kind: str, options: Mapping[str, Any], token: TokenProvider |
     if kind == "monday":
         from timebell.features.triggers.sources.monday import Board
 
-        return Board(options, token)
+        return Board(options, token, budget)
     from timebell.features.triggers.sources.sql_table import SqlTable
 
     return SqlTable(options)

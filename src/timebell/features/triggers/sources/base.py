@@ -28,6 +28,16 @@ class TokenProvider(Protocol):
         """Return a token, newer than `rejected_token` if possible. Raises SourceFailed (SOURCE_UNAUTHORIZED)."""
 
 
+class CallBudget(Protocol):
+    """Limits the calls to an API, for all nodes."""
+
+    async def take(self) -> None:
+        """Count a call. Raises SourceFailed (SOURCE_BUDGET_SPENT) if none is permitted now."""
+
+    async def postpone(self, seconds: float | None) -> None:
+        """Permit no calls for some time; None: until the daily limits are reset."""
+
+
 class SourceAdapter(Protocol):
     """Adapter of a source. Every method may raise SourceFailed."""
 
@@ -36,7 +46,9 @@ class SourceAdapter(Protocol):
     poll_interval: float
     """Seconds between polls for changes; 0 if the source cannot list changes."""
     full_scan_interval: float
-    """Seconds between full scans, which find what was missed."""
+    """Seconds between full scans of one page, which find what was missed."""
+    daily_calls: int | None
+    """Limit of calls to its API a day; None if there is no limit."""
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
         """Return the next rows in the source's key order."""

@@ -10,16 +10,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
-from timebell.features.triggers.sources.base import RowPage, TokenProvider
-from timebell.model.policy import parse_seconds
+from timebell.features.triggers.sources.base import CallBudget, RowPage, TokenProvider
+from timebell.features.triggers.sources.call_plan import CallPlan
 
-OPTIONS = ("token", "boardId", "url", "everySeconds", "signingSecret", "apiVersion")
+OPTIONS = (
+    "token", "boardId", "url", "everySeconds", "dailyCalls", "columns", "webhooks", "signingSecret", "apiVersion",
+)  # fmt: skip
 DEFAULT_URL = "https://api.monday.com/v2"
-DEFAULT_FULL_SCAN_SECONDS = 60.0
 READ_TIMEOUT_SECONDS = 20.0  # maximum time without data from the server
 REQUEST_TIMEOUT_SECONDS = 60.0  # limit of the whole request
 MAX_RESPONSE_BYTES = 64 * 2**20
@@ -33,16 +35,24 @@ STATUS_BY_ERROR_CODE = {
     "COMPLEXITY_BUDGET_EXHAUSTED": 429, "FIELD_LIMIT_EXCEEDED": 429, "DAILY_LIMIT_EXCEEDED": 429,
     "maxConcurrencyExceeded": 429, "Unauthorized": 401, "NOT_AUTHENTICATED": 401,
 }  # fmt: skip
-ITEM_FIELDS = "id name state board { id } column_values { id text value }"
+DAILY_LIMIT_CODE = "DAILY_LIMIT_EXCEEDED"
+ITEM_FIELDS = "id name state board { id } column_values(ids: $columns) { id value }"  # all columns for null
 FIRST_PAGE_QUERY = (
-    "query ($board: [ID!], $limit: Int!) { boards(ids: $board) { items_page(limit: $limit)"
+    "query ($board: [ID!], $limit: Int!, $columns: [String!]) { boards(ids: $board) { items_page(limit: $limit)"
     f" {{ cursor items {{ {ITEM_FIELDS} }} }} }} }}"
 )
 NEXT_PAGE_QUERY = (
-    "query ($cursor: String!, $limit: Int!) { next_items_page(cursor: $cursor, limit: $limit)"
+    "query ($cursor: String!, $limit: Int!, $columns: [String!]) { next_items_page(cursor: $cursor, limit: $limit)"
     f" {{ cursor items {{ {ITEM_FIELDS} }} }} }}"
 )
-ITEMS_BY_ID_QUERY = f"query ($ids: [ID!], $limit: Int!) {{ items(ids: $ids, limit: $limit) {{ {ITEM_FIELDS} }} }}"
+ITEMS_BY_ID_QUERY = (
+    f"query ($ids: [ID!], $limit: Int!, $columns: [String!]) {{ items(ids: $ids, limit: $limit) {{ {ITEM_FIELDS} }} }}"
+)
+SUBSCRIBE_MUTATION = (
+    "mutation ($board: ID!, $url: String!, $event: WebhookEventType!)"
+    " { create_webhook(board_id: $board, url: $url, event: $event) { id } }"
+)
+UNSUBSCRIBE_MUTATION = "mutation ($id: ID!) { delete_webhook(id: $id) { id } }"
 
 
 class Board:
@@ -52,8 +62,11 @@ class Board:
     """
 
     page_size = 500  # limit of the API
+    daily_calls: int | None
 
-    def __init__(self, options: Mapping[str, Any], token: TokenProvider | None = None) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], token: TokenProvider | None = None, budget: CallBudget | None = None
+    ) -> None:
         if unknown := options.keys() - set(OPTIONS):
             raise _invalid_options(f"A source of kind monday has no option {min(unknown)!r:.60}.")
         static_token, board, signing = options.get("token"), options.get("boardId"), options.get("signingSecret", "-")
@@ -71,16 +84,24 @@ class Board:
         self._api_version = options.get("apiVersion", DEFAULT_API_VERSION)
         if not isinstance(self._api_version, str) or not API_VERSION.fullmatch(self._api_version):
             raise _invalid_options(f"apiVersion is {self._api_version!r:.40}; an example is {DEFAULT_API_VERSION}.")
+        self._columns = options.get("columns")
+        if self._columns is not None and not _is_list_of_names(self._columns):
+            raise _invalid_options(f"columns is {self._columns!r:.60}; an example is ['date4', 'person'].")
         self.poll_interval = 0.0
-        self.full_scan_interval = parse_seconds(
-            options.get("everySeconds", DEFAULT_FULL_SCAN_SECONDS), "everySeconds", minimum=0.1
-        )
+        self.daily_calls, self.full_scan_interval = CallPlan.parse(options)
+        self.webhooks_url = options.get("webhooks")
+        if self.webhooks_url is not None and not _is_http_url(self.webhooks_url):
+            raise _invalid_options(f"webhooks is {self.webhooks_url!r:.60}, not the address of this API.")
+        self._budget = budget
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
         if after is not None:
-            items_page = (await self._query(NEXT_PAGE_QUERY, cursor=after, limit=limit))["next_items_page"]
+            items_page = (await self._query(NEXT_PAGE_QUERY, cursor=after, limit=limit, columns=self._columns))[
+                "next_items_page"
+            ]
         else:
-            boards = (await self._query(FIRST_PAGE_QUERY, board=[self.board_id], limit=limit)).get("boards")
+            data = await self._query(FIRST_PAGE_QUERY, board=[self.board_id], limit=limit, columns=self._columns)
+            boards = data.get("boards")
             if not boards:
                 raise SourceGone("Board orphaned (404)")
             items_page = boards[0]["items_page"]
@@ -98,7 +119,8 @@ class Board:
         valid_ids = [key for key in keys if key.isascii() and key.isdigit()]
         for start in range(0, len(valid_ids), MAX_ITEM_IDS):
             ids = valid_ids[start : start + MAX_ITEM_IDS]
-            items = (await self._query(ITEMS_BY_ID_QUERY, ids=ids, limit=len(ids))).get("items") or []
+            data = await self._query(ITEMS_BY_ID_QUERY, ids=ids, limit=len(ids), columns=self._columns)
+            items = data.get("items") or []
             on_board = [
                 item
                 for item in items
@@ -116,6 +138,16 @@ class Board:
     async def listen(self, on_change: Callable[[str | None], None]) -> bool:
         """Return False: the API has no subscriptions."""
         return False
+
+    async def subscribe(self, event: str, url: str) -> str:
+        """Subscribe a webhook to an event of the board; return its id. Raises SourceFailed, SourceGone."""
+        data = await self._query(SUBSCRIBE_MUTATION, board=self.board_id, url=url, event=event)
+        return str(data["create_webhook"]["id"])
+
+    async def unsubscribe(self, webhook_id: str) -> None:
+        """Delete a webhook; one that is gone already is no error. Raises SourceFailed."""
+        with suppress(SourceGone):
+            await self._query(UNSUBSCRIBE_MUTATION, id=webhook_id)
 
     async def close(self) -> None:
         """Do nothing: connections are not kept open."""
@@ -142,6 +174,8 @@ class Board:
                 "A source of kind monday requires the package h11, which is not installed.", code="EXTRA_MISSING",
                 fix='Run: pip install "timebell[server]".',
             ) from missing  # fmt: skip
+        if self._budget is not None:
+            await self._budget.take()
         headers = {"authorization": token, "content-type": "application/json", "api-version": self._api_version}
         body = json.dumps({"query": query, "variables": variables}).encode()
         try:
@@ -160,6 +194,8 @@ class Board:
             raise SourceFailed(f"The response of monday.com exceeds {MAX_RESPONSE_BYTES:,} bytes.")
         content = _parse_json(response.body)
         errors = list(_api_errors(response.status, content, response.header(b"retry-after")))
+        if self._budget is not None:
+            await _postpone(self._budget, errors)
         return errors, {} if errors else dict(content["data"])
 
 
@@ -180,6 +216,15 @@ class _StaticToken:
 
     async def __call__(self, rejected_token: str | None = None) -> str:
         return self._token
+
+
+async def _postpone(budget: CallBudget, errors: Sequence[_ApiError]) -> None:
+    """Keep all nodes from calling the API for as long as these errors ask for."""
+    for error in errors:
+        if error.code == DAILY_LIMIT_CODE:
+            await budget.postpone(None)
+        elif error.retry_after is not None:
+            await budget.postpone(error.retry_after)
 
 
 def _to_source_error(api_error: _ApiError) -> SourceFailed:
@@ -259,6 +304,10 @@ def _is_http_url(url: Any) -> bool:
         return parts is not None and parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(name, str) and name for name in value)
 
 
 def _is_active(item: Mapping[str, Any]) -> bool:

@@ -62,6 +62,7 @@ class SqlTable:
     """Adapter for a table or query. Raises InvalidInput (INVALID_SOURCE_OPTIONS)."""
 
     page_size = 1000
+    daily_calls: int | None = None
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         if unknown := options.keys() - set(OPTIONS):

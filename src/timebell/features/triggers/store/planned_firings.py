@@ -1,4 +1,4 @@
-"""Reconcile the jobs of triggers with the items of a source: apply item changes, then create, move and cancel jobs.
+"""Reconcile the jobs of triggers with the items of a source: create, move and cancel jobs.
 
 Reconciling an item holds its row lock, so its firings change in one transaction at a time.
 """
@@ -11,50 +11,34 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-import orjson
-from sqlalchemy import case, delete, or_, select, update
+from sqlalchemy import select, update
 
-from timebell.errors import InvalidPayload
 from timebell.features.triggers.model.trigger import (
     MAX_FORMER_JOBS,
-    SOURCE_ROWS_REJECTED,
     UNREADABLE_KEY,
     ChangeSummary,
     ColumnStatus,
     Firing,
     FiringKey,
     FormerJob,
-    ItemChange,
     NotFired,
-    Source,
     Trigger,
     epoch_micros,
     firing_job_key,
-    key_problem,
     reconcile,
-)
-from timebell.features.triggers.store.sources import (
-    awaits_first_scan,
-    count_items,
-    find_triggers,
-    list_triggers_of_source,
 )
 from timebell.features.triggers.store.tables import firings, items
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Completion, JobState, Kind, NewJob
-from timebell.model.operation import Operation, StepResult
 from timebell.model.payload import MAX_PAYLOAD_BYTES, decode, encode
 from timebell.model.routes import route_for
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
-from timebell.store.schema import jobs, sources
+from timebell.store.schema import jobs
 from timebell.store.transaction import Transaction
 
-MAX_KEYS_PER_STATEMENT = 500
 LATE_WINDOW = timedelta(days=1)
 """An instant that is known too late, and is older than this, counts as past."""
-PROGRESS_POLL_SECONDS = 0.5
-"""Interval at which a scan checks the progress of the source's first full scan."""
 PAYLOAD_HEADROOM_BYTES = 4096
 """Added to the payload limit: a trigger's payload is validated with a short key and recipient, real ones are longer."""
 
@@ -63,134 +47,11 @@ PlannedFiringKey = tuple[str, str, FiringKey]
 """Trigger id, item key, firing key."""
 
 
-def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange], now: datetime) -> ChangeSummary:
-    """Apply item changes reported by a source and reconcile the affected jobs, all in one transaction.
-
-    Changes that are not newer than the stored version are ignored. If the fields of a change cannot be stored, the
-    item keeps its previous fields.
-    """
-    tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update(read=True))
-    summary = ChangeSummary()
-    newest: dict[str, ItemChange] = {}
-    for change in changes:
-        if (problem := key_problem(change.key)) is not None:
-            if change.fields is not None:
-                summary.rejected.append(problem)
-            continue
-        known = newest.get(change.key)
-        if known is not None:
-            summary.stale += 1
-        if known is None or change.version is None or (known.version is not None and change.version > known.version):
-            newest[change.key] = change
-    keys = sorted(newest)
-    ensure_items(tx, source, keys, now)
-    changed_fields: dict[str, ItemFields] = {}
-    rows = []
-    for key, (version, old_fields) in lock_items(tx, source.id, keys).items():
-        change = newest[key]
-        new_version = max(epoch_micros(now), version + 1) if change.version is None else change.version
-        if new_version <= version:
-            summary.stale += 1
-            continue
-        new_fields, fields, problem = _encode_change(change, old_fields)
-        if problem is not None:
-            summary.rejected.append(f"{key!r:.60}: {problem}")
-        rows.append({
-            "source_id": source.id, "key": key, "tenant_id": source.tenant_id, "version": new_version,
-            "fields": fields, "problem": problem, "updated_at": now,
-        })  # fmt: skip
-        if decode(fields) == old_fields and version >= 0:
-            summary.unchanged += 1
-        else:
-            summary.changed += 1
-            changed_fields[key] = new_fields
-    if rows:
-        tx.execute(tx.dialect.upsert(items, replace=("version", "fields", "problem", "updated_at")), rows)
-    if changed_fields:
-        reconcile_items(tx, list_triggers_of_source(tx, source), changed_fields, now, summary)
-    return summary
-
-
-def _encode_change(change: ItemChange, old_fields: dict[str, Any] | None) -> tuple[ItemFields, str | None, str | None]:
-    """Return the new fields of an item, their JSON, and the problem because of which these are the old ones, if any."""
-    problem = change.problem
-    if problem is None:
-        try:
-            return change.fields, None if change.fields is None else encode(change.fields, "fields"), None
-        except InvalidPayload as error:
-            problem = error.message[:300]
-    return old_fields, None if old_fields is None else encode(old_fields, "fields"), problem
-
-
-def ensure_items(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
-    """Insert missing item rows, with version -1 and without fields."""
-    if keys:
-        common = {"source_id": source.id, "tenant_id": source.tenant_id, "version": -1, "updated_at": now}
-        tx.execute(tx.dialect.insert_ignoring_duplicates(items), [{**common, "key": key} for key in keys])
-
-
-def apply_poll_result(
-    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str | None, now: datetime
-) -> ChangeSummary:  # fmt: skip
-    """Apply the changes found by a poll of a source, and store the cursor of the next poll."""
-    if cursor is not None:
-        # Update the source before its items: upgrading the lock later could deadlock with a transaction that shares it
-        # and waits for one of the items.
-        has_rejected_rows = sources.c.error_code == SOURCE_ROWS_REJECTED  # stays until the next full scan
-        error_columns = {
-            name: case((has_rejected_rows, sources.c[name]), else_=None) for name in ("error", "error_code")
-        }
-        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, **error_columns))
-    return apply_changes(tx, source, changes, now) if changes else ChangeSummary()
-
-
-def apply_scanned_page(
-    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str, now: datetime, saves: bool
-) -> ChangeSummary:  # fmt: skip
-    """Apply those rows of a page that differ from the stored items; store the cursor if there are any, or `saves`.
-
-    So a full scan of an unchanged table reads only. The version of an equal item stays older than this read, which
-    matters only if a still older read with other values is applied later: the next read corrects it.
-    """
-    stored: dict[str, tuple[str | None, str | None]] = {}
-    for start in range(0, len(changes), MAX_KEYS_PER_STATEMENT):
-        keys = [change.key for change in changes[start : start + MAX_KEYS_PER_STATEMENT]]
-        query = select(items.c.key, items.c.fields, items.c.problem).where(
-            items.c.source_id == source.id, items.c.key.in_(keys)
-        )
-        stored |= {row.key: (row.fields, row.problem) for row in tx.execute(query)}
-    differing = [change for change in changes if _differs(change, stored.get(change.key))]
-    summary = apply_poll_result(tx, source, differing, cursor if differing or saves else None, now)
-    known_problems = {change.key for change in changes if change.problem is not None} - {c.key for c in differing}
-    summary.rejected += [f"{key!r:.60}: {stored[key][1]}" for key in sorted(known_problems)]
-    summary.unchanged += len(changes) - len(differing)
-    return summary
-
-
-def _differs(change: ItemChange, stored: tuple[str | None, str | None] | None) -> bool:
-    """Return whether a scanned row differs from the stored item."""
-    if stored is None:
-        return True
-    if change.problem is not None or stored[1] is not None:
-        return change.problem != stored[1]
-    try:
-        return stored != (orjson.dumps(change.fields).decode(), None)
-    except (TypeError, ValueError):
-        return True
-
-
-def list_known_keys(tx: Transaction, source_id: str, after: str | None, limit: int) -> list[str]:
-    """Return the keys of a source's items that are not gone, in key order."""
-    query = select(items.c.key).where(items.c.source_id == source_id, items.c.fields.is_not(None))
-    if after is not None:
-        query = query.where(items.c.key > after)
-    return list(tx.execute(query.order_by(items.c.key).limit(limit)).scalars())
-
-
 def lock_items(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
     """Lock items until the transaction ends; return version and fields by key."""
     # Locked in key order, so that concurrent transactions cannot deadlock.
-    query = select(items).where(items.c.source_id == source_id, items.c.key.in_(keys)).order_by(items.c.key)
+    query = select(items).where(items.c.source_id == source_id).order_by(items.c.key)
+    query = tx.dialect.match_keys(query, items.c.key, keys)
     return {row.key: (row.version, decode(row.fields)) for row in tx.execute(query.with_for_update())}
 
 
@@ -315,8 +176,8 @@ def _firings_by_item(
     by_item: dict[tuple[str, str], dict[FiringKey, Firing]] = defaultdict(dict)
     if not trigger_ids:
         return by_item
-    matches = firings.c.trigger_id.in_(sorted(trigger_ids)) & firings.c.item.in_(keys)
-    for row in tx.execute(select(firings).where(matches)):
+    query = tx.dialect.match_keys(select(firings), firings.c.item, keys)
+    for row in tx.execute(query.where(firings.c.trigger_id.in_(sorted(trigger_ids)))):
         by_item[row.trigger_id, row.item][FiringKey(row.step, row.recipient)] = Firing(
             at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at,
             history=tuple(FormerJob(*entry) for entry in decode(row.history) or ()),
@@ -349,74 +210,3 @@ def build_payload(trigger: Trigger, item: str, firing_key: FiringKey, at: dateti
         "offset": firing_key.offset,
     }  # fmt: skip
     return {**payload, "recipient": firing_key.recipient} if firing_key.recipient else payload
-
-
-def scan_batch(tx: Transaction, operation: Operation, limit: int, now: datetime) -> StepResult:
-    """Reconcile the next `limit` items of a trigger's source, as a step of a scan operation.
-
-    Counted as skipped: items with an unreadable date, and items whose firing is too late. For a deleted trigger,
-    cancel the next of its jobs.
-    """
-    trigger = find_triggers(tx, [operation.spec["trigger"]]).get(operation.spec["trigger"])
-    if trigger is None:
-        return _clear_deleted_trigger(tx, operation.spec["trigger"], limit, now)
-    if operation.spec.get("phase") == "read":
-        return _await_first_read(tx, operation, trigger.source_id)
-    query = select(items.c.key, items.c.fields).where(items.c.source_id == trigger.source_id)
-    if operation.cursor is not None:
-        query = query.where(items.c.key > operation.cursor)
-    rows = tx.execute(query.order_by(items.c.key).limit(limit).with_for_update()).all()
-    observed = ChangeSummary()
-    fields_by_key: dict[str, ItemFields] = {row.key: decode(row.fields) for row in rows}
-    reconcile_items(tx, [trigger], fields_by_key, now, observed)
-    skipped = observed.unreadable + observed.late
-    alive = sum(fields is not None for fields in fields_by_key.values())
-    return StepResult(max(0, alive - skipped), 0, skipped, rows[-1].key if len(rows) == limit else None)
-
-
-def _await_first_read(tx: Transaction, operation: Operation, source_id: str) -> StepResult:
-    """Wait for the first full scan of a source; progress is the number of items found so far.
-
-    Items found after the trigger was created are reconciled as they arrive; the following phase handles the earlier
-    ones.
-    """
-    alive = count_items(tx, source_id)
-    if awaits_first_scan(tx, source_id):
-        return StepResult(done=alive - operation.done, cursor="", wait_seconds=PROGRESS_POLL_SECONDS)
-    return StepResult(done=-operation.done, cursor="", spec=operation.spec | {"phase": "plan"}, total=alive)
-
-
-FIRING_RETENTION = timedelta(days=60)
-"""Retention of past firings and of items that are gone; must exceed every grace."""
-
-
-def prune_firings_and_items(tx: Transaction, now: datetime, limit: int) -> int:
-    """Delete up to `limit` past firings and up to `limit` gone items older than FIRING_RETENTION; return how many."""
-    before = now - FIRING_RETENTION
-    is_past = or_(firings.c.at < before, firings.c.at.is_(None)) & or_(
-        firings.c.fired_at < before, firings.c.fired_at.is_(None)
-    )
-    is_past &= or_(firings.c.not_fired_at < before, firings.c.not_fired_at.is_(None))
-    live = select(jobs.c.id).where(jobs.c.id == firings.c.job_id).exists()
-    deleted = 0
-    for row in tx.execute(select(firings).where(is_past, ~live).limit(limit)).all():
-        same_row = (
-            (firings.c.trigger_id == row.trigger_id) & (firings.c.item == row.item) & (firings.c.step == row.step)
-        )
-        deleted += tx.execute(delete(firings).where(same_row, firings.c.recipient == row.recipient)).rowcount
-    gone = items.c.fields.is_(None) & (items.c.updated_at < before)
-    for row in tx.execute(select(items.c.source_id, items.c.key).where(gone).limit(limit)).all():
-        same_row = (items.c.source_id == row.source_id) & (items.c.key == row.key)
-        deleted += tx.execute(delete(items).where(same_row, gone)).rowcount
-    return deleted
-
-
-def _clear_deleted_trigger(tx: Transaction, trigger_id: str, limit: int, now: datetime) -> StepResult:
-    """Delete the next firings of a deleted trigger, and cancel their jobs."""
-    of_trigger = firings.c.trigger_id == trigger_id
-    rows = tx.execute(select(firings).where(of_trigger).limit(limit).with_for_update()).all()
-    withdraw_jobs(tx, {row.job_id: None for row in rows if row.job_id is not None}, now)
-    for row in rows:
-        same_item = of_trigger & (firings.c.item == row.item) & (firings.c.step == row.step)
-        tx.execute(delete(firings).where(same_item, firings.c.recipient == row.recipient))
-    return StepResult(len(rows), 0, 0, "more" if len(rows) == limit else None)

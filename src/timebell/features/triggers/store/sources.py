@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Row, delete, func, insert, select, tuple_, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound
 from timebell.features.triggers.model.trigger import (
@@ -66,7 +66,7 @@ def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bo
         for trigger in list_triggers_of_source(tx, source_from_row(row)):
             if interval > 0 and trigger.rule.grace <= interval:
                 raise grace_too_short(trigger.name, trigger.rule.grace, interval)
-        changed = {"options": options, "cursor": None, "retry_at": None, "updated_at": now}
+        changed = {"options": options, "cursor": None, "updated_at": now}
         tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
         tx.notify(SOURCES)
     return source_from_row(tx.execute(select(sources).where(sources.c.id == row.id)).one())
@@ -139,12 +139,6 @@ def list_sources_of_kinds(tx: Transaction, kinds: Collection[str]) -> list[Sourc
 def record_failure(tx: Transaction, source_id: str, error: str, code: str) -> None:
     """Record that a source or some of its rows cannot be read; known items are kept."""
     tx.execute(update(sources).where(sources.c.id == source_id).values(error=error[:1000], error_code=code))
-
-
-def postpone_reads(tx: Transaction, source_id: str, until: datetime) -> None:
-    """Keep all nodes from reading a source before an instant; an earlier instant has no effect."""
-    is_earlier = or_(sources.c.retry_at.is_(None), sources.c.retry_at < until)
-    tx.execute(update(sources).where(sources.c.id == source_id, is_earlier).values(retry_at=until))
 
 
 def record_full_scan(
@@ -296,7 +290,7 @@ def source_from_row(row: Row[Any]) -> Source:
     """Return a row as a Source."""
     return Source(
         id=row.id, tenant_id=row.tenant_id, name=row.name, kind=row.kind, options=decode(row.options),
-        cursor=row.cursor, synced_at=row.synced_at, error=row.error, error_code=row.error_code, retry_at=row.retry_at,
+        cursor=row.cursor, synced_at=row.synced_at, error=row.error, error_code=row.error_code,
         orphaned_at=row.orphaned_at, orphaned_reason=row.orphaned_reason, created_at=row.created_at,
         created_by=row.created_by, updated_at=row.updated_at,
     )  # fmt: skip

@@ -74,6 +74,33 @@ firings = Table(
     Index("timebell_firings_job", "job_id", unique=True, postgresql_where=_HAS_JOB, sqlite_where=_HAS_JOB),
 )
 
+# Calls to the API of an account, which all of its sources share.
+call_budgets = Table(
+    "timebell_call_budgets",
+    metadata,
+    # Hash of the tenant, the URL and the reference to the token.
+    Column("account", String(64), primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    # Calls since the last midnight UTC before `resets_at`.
+    Column("calls", Integer, nullable=False),
+    Column("resets_at", Instant, nullable=False),
+    # No node calls the API before this instant, which the API asked for.
+    Column("retry_at", Instant),
+)
+
+# Webhooks that were subscribed for sources. They outlive their source until they are unsubscribed.
+source_webhooks = Table(
+    "timebell_source_webhooks",
+    metadata,
+    Column("source_id", Id, primary_key=True),
+    Column("event", String(50), primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    # The id that the API assigned, and the options of the source at that time, as JSON.
+    Column("webhook_id", String(100), nullable=False),
+    Column("options", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
+)
+
 # OAuth 2.0 tokens used to read a tenant's sources.
 connections = Table(
     "timebell_connections",

@@ -12,7 +12,8 @@ from datetime import datetime
 from sqlalchemy import select, update
 
 from timebell.features.triggers.model.trigger import ChangeSummary, ItemChange, Source, WebhookNotice, epoch_micros
-from timebell.features.triggers.store.planned_firings import apply_changes, ensure_items, lock_items
+from timebell.features.triggers.store.item_changes import apply_changes, ensure_items
+from timebell.features.triggers.store.planned_firings import lock_items
 from timebell.features.triggers.store.sources import SOURCES
 from timebell.features.triggers.store.tables import items
 from timebell.store.schema import sources

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, func
+from sqlalchemy import ColumnElement, Insert, Select, Table, func
 from sqlalchemy.dialects.mysql import insert
 
 from timebell.model.routes import Routes
@@ -56,6 +56,10 @@ class Values:
         new = statement.inserted
         changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
         return statement.on_duplicate_key_update(changes)
+
+    def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
+        """Restrict a query to rows whose text column has one of many values, found by an index of the column."""
+        return query.where(column.in_(sorted(keys)))
 
     def json_text(self, column: ColumnElement[str], names: Sequence[str]) -> ColumnElement[str]:
         """Return an expression for the text at a path of names in a JSON text."""

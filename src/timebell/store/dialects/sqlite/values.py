@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, func
+from sqlalchemy import ColumnElement, Insert, Select, Table, func
 from sqlalchemy.dialects.sqlite import insert
 
 from timebell.model.routes import Routes
@@ -43,6 +43,10 @@ class Values:
         new = statement.excluded
         changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
         return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)
+
+    def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
+        """Restrict a query to rows whose text column has one of many values, found by an index of the column."""
+        return query.where(column.in_(sorted(keys)))
 
     def json_text(self, column: ColumnElement[str], names: Sequence[str]) -> ColumnElement[str]:
         """Return an expression for the text at a path of names in a JSON text."""

@@ -194,6 +194,14 @@ def upgrade() -> None:
     op.create_index("timebell_campaigns_live", "timebell_campaigns", ["state"], **_where("ended_at IS NULL"))
     op.create_index("timebell_campaigns_tenant", "timebell_campaigns", ["tenant_id", "id"])
     op.create_table(
+        "timebell_call_budgets",
+        sa.Column("account", sa.String(64), primary_key=True),
+        sa.Column("tenant_id", sa.String(200), nullable=False),
+        sa.Column("calls", sa.Integer(), nullable=False),
+        sa.Column("resets_at", Instant, nullable=False),
+        sa.Column("retry_at", Instant),
+    )
+    op.create_table(
         "timebell_connections",
         sa.Column("tenant_id", sa.String(200), primary_key=True),
         sa.Column("name", sa.String(200), primary_key=True),
@@ -585,6 +593,15 @@ def upgrade() -> None:
     )
     op.create_index("timebell_sign_in_failures_last", "timebell_sign_in_failures", ["last_failed_at"])
     op.create_table(
+        "timebell_source_webhooks",
+        sa.Column("source_id", Id, primary_key=True),
+        sa.Column("event", sa.String(50), primary_key=True),
+        sa.Column("tenant_id", sa.String(200), nullable=False),
+        sa.Column("webhook_id", sa.String(100), nullable=False),
+        sa.Column("options", sa.Text(), nullable=False),
+        sa.Column("created_at", Instant, nullable=False),
+    )
+    op.create_table(
         "timebell_sources",
         sa.Column("id", Id, primary_key=True),
         sa.Column("tenant_id", sa.String(200), nullable=False),
@@ -595,7 +612,6 @@ def upgrade() -> None:
         sa.Column("synced_at", Instant),
         sa.Column("error", sa.Text()),
         sa.Column("error_code", sa.String(100)),
-        sa.Column("retry_at", Instant),
         sa.Column("orphaned_at", Instant),
         sa.Column("orphaned_reason", sa.Text()),
         sa.Column("created_at", Instant, nullable=False),
