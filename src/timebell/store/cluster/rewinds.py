@@ -52,8 +52,10 @@ def find_lost(tx: Transaction, batches: Sequence[Batch]) -> dict[str, set[str]]:
     written: dict[str, dict[str, datetime | None]] = {kind: {} for kind in KINDS}
     for batch in batches:
         written[batch.kind].update(batch.rows)
-    ended = _find_existing(tx, [finished.c.id], {*written[RESULTS], *written[CANCELS], *written[JOBS]})
-    live = _find_existing(tx, [jobs.c.id], {*written[JOBS], *written[RESULTS], *written[CANCELS]} - ended)
+    # Live jobs are read first: one that ends between the two statements is found by both, instead of by none.
+    ids = {*written[JOBS], *written[RESULTS], *written[CANCELS]}
+    live = _find_existing(tx, [jobs.c.id], ids)
+    ended = _find_existing(tx, [finished.c.id], ids)
     created = written[JOBS].keys()
     return {
         JOBS: created - ended - live,

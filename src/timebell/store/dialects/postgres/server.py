@@ -125,7 +125,8 @@ class PostgresServer:
         except asyncpg.PostgresError:  # such as too many connections: it lives
             return None
         try:
-            pids = [connection.get_server_pid() for connection in connections]
+            # The operations of connections that were closed meanwhile fail by themselves.
+            pids = [connection.get_server_pid() for connection in connections if not connection.is_closed()]
             sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, pids)}
         finally:
             probe.terminate()
