@@ -130,6 +130,7 @@ class Timebell(DecoratorMixin):
     def _bind(self, store: Store, clock: Clock, heartbeat_alarm: Alarm | None = None) -> None:
         """Bind the app and its clients to a store and a clock."""
         self.store, self.clock, self._heartbeat_alarm = store, clock, heartbeat_alarm
+        store.recent_writes.reapplied_jobs = self.settings.lost_jobs
         self._open_task: asyncio.Task[None] | None = None
         self._clock_measured_at = 0.0
         self.service: Service | None = None

@@ -17,7 +17,7 @@ from tests.unit.cli.conftest import Cli
 from tests.unit.cli.conftest import cli as cli
 from timebell import Every, Timebell
 from timebell.engine.history_check import check_history
-from timebell.errors import StoreUnreachable
+from timebell.errors import NotFound, StoreUnreachable
 from timebell.store.cluster.rewinds import Rewind, find_lost, list_rewinds
 from timebell.store.open import upgrade
 from timebell.store.recent_writes import Batch
@@ -95,6 +95,12 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
             (stored,) = await app.store.run(list_rewinds, begun)
             assert stored == rewind
             assert edited.id in stored.examples["schedules"]
+            assert stored.reapplied == {"held": 3, "cancels": 1, "pauses": 1}
+            assert (await app.jobs.get(kept[0].id)).state == "cancelled"
+            assert not (await app.schedules.get(paused.id)).enabled
+            assert [(await app.jobs.get(job.id)).hold for job in lost[1:]] == ["backlog"] * 3
+            with pytest.raises(NotFound):
+                await app.jobs.get(lost[0].id)  # it was cancelled
             return begun, ended
         finally:
             await app.close()
