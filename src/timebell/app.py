@@ -29,6 +29,7 @@ from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
 from timebell.engine.arrival_stream import ArrivalHub
+from timebell.engine.history_check import check_history
 from timebell.engine.node import Node
 from timebell.engine.planner import build_job
 from timebell.engine.service import Service
@@ -129,6 +130,7 @@ class Timebell(DecoratorMixin):
     def _bind(self, store: Store, clock: Clock, heartbeat_alarm: Alarm | None = None) -> None:
         """Bind the app and its clients to a store and a clock."""
         self.store, self.clock, self._heartbeat_alarm = store, clock, heartbeat_alarm
+        store.recent_writes.reapplied_jobs = self.settings.lost_jobs
         self._open_task: asyncio.Task[None] | None = None
         self._clock_measured_at = 0.0
         self.service: Service | None = None
@@ -195,6 +197,9 @@ class Timebell(DecoratorMixin):
         ):
             with contextlib.suppress(StoreError):  # the calling method reports an unreachable store itself
                 await self._measure_clock()
+        if self.service is None and self.store.recent_writes.is_unverified:
+            with contextlib.suppress(StoreError):  # an engine does this by itself
+                await check_history(self.store, self.clock, self.settings.node_name)
 
     async def upgrade(self) -> str:
         """Create the tables, or upgrade them to this release; return their version. Safe while nodes are running.

@@ -40,6 +40,7 @@ class Settings:
 
     database_url: str = _setting("sqlite:///timebell.db", "secret")
     database_auto_upgrade: bool = _setting(False, "bool")
+    lost_jobs: str = _setting("hold", "word", choices=("hold", "run", "report"))
     secret_key: str | None = _setting(None, "secret")
     default_timezone: str | None = _setting(None, "text")
     app: str | None = _setting(None, "text")

@@ -8,16 +8,20 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import pytest
+from sqlalchemy import Select
 
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.conftest import cli as cli
 from timebell import Every, Timebell
 from timebell.engine.history_check import check_history
-from timebell.errors import StoreUnreachable
-from timebell.store.cluster.rewinds import list_rewinds
+from timebell.errors import NotFound, StoreUnreachable
+from timebell.store.cluster.rewinds import Rewind, find_lost, list_rewinds
 from timebell.store.open import upgrade
+from timebell.store.recent_writes import Batch
+from timebell.store.transaction import Transaction
 from timebell_torture.postgres import PostgresServer, PostgresStandby
 from timebell_torture.proxy import Switch
 
@@ -91,6 +95,12 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
             (stored,) = await app.store.run(list_rewinds, begun)
             assert stored == rewind
             assert edited.id in stored.examples["schedules"]
+            assert stored.reapplied == {"held": 3, "cancels": 1, "pauses": 1}
+            assert (await app.jobs.get(kept[0].id)).state == "cancelled"
+            assert not (await app.schedules.get(paused.id)).enabled
+            assert [(await app.jobs.get(job.id)).hold for job in lost[1:]] == ["backlog"] * 3
+            with pytest.raises(NotFound):
+                await app.jobs.get(lost[0].id)  # it was cancelled
             return begun, ended
         finally:
             await app.close()
@@ -102,3 +112,45 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
     assert audited.code == 7
     assert "4 created jobs, 1 cancels, 3 changes of schedules" in audited.err
     assert "HISTORY_REWOUND" in cli("doctor", "--database", pair.standby.url(), "-o", "json").out
+
+
+def test_a_client_without_an_engine_reports_its_losses_with_its_next_call(pair: Pair) -> None:
+    async def body() -> None:
+        proxy = Switch(pair.primary.port)
+        await proxy.start()
+        app = Timebell(pair.primary.url(proxy.port), timezone="UTC")
+        try:
+            kept = await app.schedule_at("a", FAR)
+            await asyncio.to_thread(pair.wait_until_replayed)
+            await asyncio.to_thread(pair.standby.stop)
+            begun = await app.store.read_clock()
+            await app.schedule_at("b", FAR)
+            await asyncio.to_thread(pair.fail_over)
+            proxy.point_at(pair.standby.port)
+            reported: list[Rewind] = []
+            while not reported:
+                with suppress(StoreUnreachable):
+                    await app.jobs.get(kept.id)
+                    reported = await app.store.run(list_rewinds, begun)
+            assert [rewind.counts["jobs"] for rewind in reported] == [1]
+        finally:
+            await app.close()
+            await proxy.close()
+
+    asyncio.run(body())
+
+
+def test_a_job_that_ends_during_the_comparison_is_not_counted() -> None:
+    """It is in the live table before the first statement, and in the table of finished jobs afterwards."""
+
+    class EndingTransaction:
+        table = "timebell_jobs"
+
+        def execute(self, statement: Select[tuple[str]]) -> list[tuple[str]]:
+            (table,) = statement.get_final_froms()
+            rows = [("1",)] if str(table) == self.table else []
+            self.table = "timebell_finished"
+            return rows
+
+    written = [Batch("jobs", 0.0, {"1": None})]
+    assert find_lost(cast(Transaction, EndingTransaction()), written)["jobs"] == set()

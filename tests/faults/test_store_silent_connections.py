@@ -8,6 +8,7 @@ from datetime import datetime
 from urllib.parse import urlsplit, urlunsplit
 
 from timebell.errors import StoreUnreachable
+from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.postgres.store import PostgresStore
 
 COUNT = 6
@@ -83,3 +84,13 @@ def test_a_cut_connection_is_replaced_without_waiting_for_silent_ones(postgres_u
             await relay.close()
 
     assert asyncio.run(body()).tzinfo is not None
+
+
+def test_a_probe_ignores_connections_that_were_closed_meanwhile(postgres_url: str) -> None:
+    async def body() -> None:
+        server = PostgresServer(postgres_url)
+        connection = await server.connect()
+        connection.terminate()
+        assert await server.probe([connection]) is None
+
+    asyncio.run(body())

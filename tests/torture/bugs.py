@@ -96,6 +96,12 @@ STORE_CLOCK = TargetedRun(
     "the clock of the database", "postgres", 2, 40.0, faults=("dbclock",), seconds=(16, 40, 5),
     overrides={"nemesis": {"timebell_torture.injectors:DATABASE_CLOCK_STEPS_SECONDS": [16.0]}, **FREQUENT_OBSERVER},
 )  # fmt: skip
+# A single node, so that no other one starts what it misses.
+SILENT_HOST = TargetedRun("a silent host", "postgres", faults=("strand",), seconds=(6, 20, 12))
+# The recovery is longer than a lease, after which another node repeats what was dropped.
+READ_ONLY = TargetedRun("a read-only database", "postgres", 2, faults=("read-only",), seconds=(6, 16, 28))
+PROMOTION = TargetedRun("a promoted standby", "postgres", rate=60, faults=("promote",), seconds=(6, 40, 8))
+REWIND = TargetedRun("a standby that lags behind", "postgres", faults=("rewind",), seconds=(6, 40, 8))
 
 BUGS: dict[str, tuple[TargetedRun, set[str]]] = {
     "leases are judged by the wall clock": (CLOCKS, {"dup-unjustified"}),
@@ -113,6 +119,10 @@ BUGS: dict[str, tuple[TargetedRun, set[str]]] = {
     "the next instant is computed from now": (NO_FAULTS, {"lost", "accounting"}),
     "a pause leaves no rows": (PAUSES, {"audit"}),
     "lost attempts are not recovered": (KILLS, {"lost", "incomplete", "not-healed"}),
+    "a silent database is not noticed": (SILENT_HOST, {"late", "lost"}),
+    "results are dropped on a read-only database": (READ_ONLY, {"dup-unjustified"}),
+    "commits do not wait for standbys": (PROMOTION, {"lost-write", "loss-report"}),
+    "lost writes are not noticed": (REWIND, {"loss-report"}),
 }
 """The run that reveals each bug, and the classes of which at least one must then be found."""
 

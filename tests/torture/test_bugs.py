@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.mutants import MUTANTS
 from tests.torture.bugs import BUGS, DOCUMENT, SHORT_SETTLE, fill_table, format_result, run_bug
+from tests.torture.mutants import FAILOVER_MUTANTS, MUTANTS
 
 
 def test_targeted_bugs_are_known_mutants() -> None:
     assert BUGS.keys() <= {mutant.name for mutant in MUTANTS}
     assert len(BUGS) >= 12
+
+
+def test_each_fault_of_a_failover_has_a_bug_that_it_reveals() -> None:
+    assert {mutant.name for mutant in FAILOVER_MUTANTS} <= BUGS.keys()
+    for mutant in FAILOVER_MUTANTS:
+        with mutant.seeded():  # its text is still in the code
+            pass
+        assert f"| {mutant.name} |" in DOCUMENT.read_text()
 
 
 def test_overrides_name_existing_attributes() -> None:

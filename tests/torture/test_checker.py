@@ -211,7 +211,7 @@ def test_the_only_node_has_a_cold_start_after_it_returns() -> None:
 def test_an_attempt_whose_retry_a_fault_delayed_counts_as_an_arrival() -> None:
     ledgers = synthetic.clean_ledgers(Random(11))
     editor = selftest.HistoryEditor(ledgers, Random(11))
-    effect = next(editor.undisturbed_effects(serial=False))
+    effect = next(effect for effect in editor.undisturbed_effects(serial=False) if effect.kind == "once")
     line = editor.line(effect.seq)
     line["plan"] = "fail"
     editor.repeat_effect(effect, 20, plan="ok")
@@ -311,3 +311,28 @@ def test_store_recovery_excludes_late_creations_and_struck_nodes() -> None:
         "kind": "cut", "target": effect.node, "start_mono": mono + 2 * 10**9, "end_mono": mono + 4 * 10**9, **verified
     })  # fmt: skip
     assert recovery_seconds() < 3
+
+
+def test_what_a_failover_lost_is_not_required_but_must_be_reported() -> None:
+    ledgers = synthetic.clean_ledgers(Random(21))
+    assert selftest.check_history(selftest.to_history(ledgers)).counts.total() == 0
+    (fault,) = [line for line in ledgers.faults if line["kind"] == "rewind"]
+    ledgers.faults.remove(fault)
+    counts = selftest.check_history(selftest.to_history(ledgers)).counts
+    assert counts["lost-write"] > 0, "without the fault, the missing jobs are lost writes"
+    assert counts["loss-report"] == 1, "and the report is wrong"
+
+
+@pytest.mark.parametrize(("kind", "duplicates"), [("read-only", 1), ("strand", 1), ("promote", 1), ("dbstop", 0)])
+def test_an_outage_that_is_shorter_than_a_lease_explains_no_second_delivery(kind: str, duplicates: int) -> None:
+    ledgers = synthetic.clean_ledgers(Random(22))
+    editor = selftest.HistoryEditor(ledgers, Random(22))
+    effect = next(editor.undisturbed_effects(serial=False))
+    mono = editor.line(effect.seq)["mono"]
+    ledgers.faults.append({
+        "kind": kind, "target": "store", "start_mono": mono - 10**9, "end_mono": mono + 2 * 10**9,
+        "verified_start": True, "verified_end": True,
+    })  # fmt: skip
+    editor.repeat_effect(effect, 18)
+    found = selftest.check_history(selftest.to_history(ledgers)).counts["dup-unjustified"]
+    assert found == duplicates

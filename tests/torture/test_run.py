@@ -129,6 +129,15 @@ def test_two_minutes_of_the_most_frequent_faults(tmp_path: Path) -> None:
     assert sum(count for kind, count in summary["faults"].items() if kind not in ("stall", "starved")) >= 3
 
 
+@pytest.mark.parametrize(("minutes", "too_short"), [(2, True), (10, True), (30, False)])
+def test_a_run_that_is_too_short_for_its_faults_is_known_beforehand(minutes: float, too_short: bool) -> None:
+    plan = Plan(
+        out="", sockets="", seed=1, minutes=minutes, rate=1, store="postgres", nodes=["n1", "n2", "n3"],
+        faults=list(FAULTS),
+    )  # fmt: skip
+    assert bool(plan.missing_fault_seconds()) is too_short
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["postgres", "pgbouncer", "mariadb", "sqlite"])
 def test_three_minutes_of_all_faults(store: str, tmp_path: Path) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from timebell.clock import Clock
+from timebell.engine.planner import build_job
 from timebell.ids import new_id
 from timebell.store.cluster import rewinds
 from timebell.store.cluster.rewinds import MAX_EXAMPLES, Rewind
 from timebell.store.dialects.base import Store
 from timebell.store.recent_writes import KINDS, Batch
+from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.history")
 
 
 async def check_history(store: Store, clock: Clock, node_name: str) -> Rewind | None:
-    """Compare if the server has changed since the last comparison; store and return a loss. Raises StoreError."""
+    """Compare if the server has changed since the last comparison; repeat, store and return a loss.
+
+    Raises StoreError.
+    """
     recent = store.recent_writes
     if not recent.is_unverified:
         return None
@@ -26,7 +32,7 @@ async def check_history(store: Store, clock: Clock, node_name: str) -> Rewind | 
         lost = await store.run(rewinds.find_lost, batches)
         rewind = _describe_loss(lost, batches, clock, node_name, recent.monotonic())
         if rewind is not None:
-            await store.run(rewinds.record_rewind, rewind)
+            rewind = await store.run(_reapply_and_record, rewind, batches, lost, recent.reapplied_jobs)
     except BaseException:
         recent.is_unverified = True
         raise
@@ -36,11 +42,22 @@ async def check_history(store: Store, clock: Clock, node_name: str) -> Rewind | 
     return rewind
 
 
+def _reapply_and_record(
+    tx: Transaction, rewind: Rewind, batches: list[Batch], lost: dict[str, set[str]], reapplied_jobs: str
+) -> Rewind:
+    counts = rewinds.reapply(tx, batches, lost, reapplied_jobs, build_job, rewind.detected_at)
+    rewind = replace(rewind, reapplied=counts)
+    rewinds.record_rewind(tx, rewind)
+    return rewind
+
+
 def _describe_loss(
     lost: dict[str, set[str]], batches: list[Batch], clock: Clock, node_name: str, monotonic: float
 ) -> Rewind | None:
     # A row may have been written several times, of which the earlier ones may be there.
-    last_written = {(batch.kind, id_): batch.at for batch in batches for id_ in batch.rows if id_ in lost[batch.kind]}
+    last_written = {
+        (batch.kind, id_): batch.at for batch in batches for id_ in batch.rows if id_ in lost.get(batch.kind, ())
+    }
     affected = last_written.values()
     if not affected:
         return None

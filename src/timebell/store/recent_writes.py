@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from typing import Any
 
 RECENT_SECONDS = 300.0
 MAX_RECENT_ROWS = 50_000  # of each kind
+MAX_CREATIONS = 10_000  # jobs with their contents, of about 1 KB each
 
 JOBS = "jobs"  # created jobs
 RESULTS = "results"  # final results of jobs, without cancels
@@ -20,8 +21,13 @@ CANCELS = "cancels"  # jobs cancelled before their start
 SCHEDULES = "schedules"  # created, edited, paused, resumed and deleted schedules
 KINDS = (JOBS, RESULTS, CANCELS, SCHEDULES)
 
-Written = Mapping[str, datetime | None]
-"""Ids of written rows; for schedules with their `updated_at`, or None if deleted."""
+# The contents of writes that can be repeated. Their rows are counted by the kinds above.
+CREATIONS = "creations"  # jobs that a client created, except in bulk
+PAUSES = "pauses"  # paused and resumed schedules
+
+Written = Mapping[str, Any]
+"""Written rows by id: schedules with their `updated_at`, or None if deleted; creations with the `NewJob`; pauses with
+the tenant, the reason and the instant, or None for a resume; the others with None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,12 @@ class RecentWrites:
 
     monotonic: Callable[[], float]
     is_unverified: bool = False
-    _batches: dict[str, deque[Batch]] = field(default_factory=lambda: {kind: deque() for kind in KINDS})
-    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    reapplied_jobs: str = "hold"
+    """What to do with lost jobs: the setting `lost_jobs`."""
+    _batches: dict[str, deque[Batch]] = field(
+        default_factory=lambda: {kind: deque() for kind in (*KINDS, CREATIONS, PAUSES)}
+    )
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*KINDS, CREATIONS, PAUSES), 0))
 
     def add(self, written: Iterable[tuple[str, Written]]) -> None:
         """Add the rows of a committed transaction."""
@@ -49,7 +59,8 @@ class RecentWrites:
             batches = self._batches[kind]
             batches.append(Batch(kind, now, rows))
             self._counts[kind] += len(rows)
-            while batches and (batches[0].at < now - RECENT_SECONDS or self._counts[kind] > MAX_RECENT_ROWS):
+            limit = MAX_CREATIONS if kind == CREATIONS else MAX_RECENT_ROWS
+            while batches and (batches[0].at < now - RECENT_SECONDS or self._counts[kind] > limit):
                 self._counts[kind] -= len(batches.popleft().rows)
 
     def snapshot(self) -> list[Batch]:

@@ -664,6 +664,8 @@ rewinds = Table(
     Column("schedules", Integer, nullable=False),
     # JSON: some of the ids, by kind.
     Column("examples", Text, nullable=False),
+    # JSON: numbers of the writes that were repeated, by kind.
+    Column("reapplied", Text, nullable=False),
     Index("timebell_rewinds_detected_at", "detected_at"),
 )
 

@@ -29,7 +29,7 @@ try:
     if role == "driver":  # keeps its priority, because these runs do not judge lateness
         importlib.import_module("timebell_torture.driver").lower_priority = lambda: None
     if "SEEDED_BUG" in os.environ and role in ("node", "driver"):
-        from tests.model.mutants import MUTANTS
+        from tests.torture.mutants import MUTANTS
 
         bug = os.environ["SEEDED_BUG"]
         seeded = next(mutant for mutant in MUTANTS if mutant.name == bug).seeded()  # a reference keeps the bug active

@@ -42,7 +42,7 @@ def find_shortfalls(plan: Plan, history: History, check: HistoryChecker) -> list
     The minimums apply to 10 minutes. A shorter run needs its share of them, and a run of half an hour on a server
     needs far more occurrences.
     """
-    share = min(1.0, plan.minutes / 10)
+    share = plan.share
     required = sum(item.requirement == "must" for item in check.expected.values())
     operations = [(entity, operation) for entity in history.entities.values() for operation in entity.operations]
     unknown_outcomes = sum(operation.type == "info" for _, operation in operations)
@@ -66,7 +66,7 @@ def find_shortfalls(plan: Plan, history: History, check: HistoryChecker) -> list
     for kind in plan.faults:
         verified = [item for item in history.faults if item.kind == kind and item.verified]
         affected = sum(any(item.start <= at <= item.end for item in verified) for at in due_times)
-        minimums += [(f"faults of kind {kind} that took effect", len(verified), max(1, 5 * share))]
+        minimums += [(f"faults of kind {kind} that took effect", len(verified), plan.required_faults)]
         minimums += [(f"instants due during {kind}", affected, 50 * share)]
     for policy in ("overlap", "catch_up"):
         values = [entity.value[policy] for entity in history.entities.values() if not entity.once]

@@ -63,6 +63,11 @@ def torture(
         plan = runs.create_plan(minutes, seed, count, store, rate, faults, out, print_message)
         folder = plan.out
         print_message(f"Ledgers, logs and report: {folder}")
+        if missing := plan.missing_fault_seconds():
+            print_message(
+                f"TOO SHORT to be VALID: {plan.required_faults} faults of each of {len(plan.faults)} kinds may need"
+                f" {missing:.0f} s more. Use more --minutes, or fewer --faults."
+            )
         summary = runs.run(plan, print_message)
     expected = summary["expected"]
     print_data(

@@ -21,6 +21,7 @@ from timebell.app import Timebell
 from timebell.client.jobs import JobSpec
 from timebell.errors import Conflict, StoreError, TimebellError
 from timebell.model.job import Job
+from timebell.store.cluster.rewinds import list_rewinds
 from timebell_torture import oracle
 from timebell_torture.http_client import NodeApiClient
 from timebell_torture.ledger import Ledger
@@ -393,6 +394,13 @@ class Driver:
             fired=audit.counts.fired, expected=audit.counts.expected,
             differences=[schedule.to_json() for schedule in audit.differences],
         )  # fmt: skip
+        await asyncio.gather(*(
+            ledger.append(
+                what="rewind", node=rewind.node, counts=rewind.counts,
+                from_us=to_microseconds(rewind.lost_from.isoformat()),
+                until_us=to_microseconds(rewind.lost_until.isoformat()),
+            ) for rewind in await app.store.run(list_rewinds, start)
+        ))  # fmt: skip
         await app.close()
         await asyncio.gather(*(ledger.append(what="row", key=key, label=key) for key in rows))
 

@@ -44,7 +44,10 @@ def derive_expectations(history: History) -> dict[Occurrence, Expectation]:
     """Return an expectation for every occurrence of the oracle and every acknowledged trigger."""
     expectations: dict[Occurrence, Expectation] = {}
     for entity in history.entities.values():
+        touched_at = entity.touched_by_rewind(history)  # from then on its state is unknown
         for expectation in [*_planned_occurrences(history, entity), *_manual_occurrences(history, entity)]:
+            if expectation.startable_at >= touched_at - MAX_LATENESS_SECONDS:
+                expectation.requirement, expectation.max_attempts = "may", None
             previous = expectations.get(expectation.occurrence)
             if previous is None or _PRECEDENCE[expectation.requirement] > _PRECEDENCE[previous.requirement]:
                 expectations[expectation.occurrence] = expectation

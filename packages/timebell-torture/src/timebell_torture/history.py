@@ -21,7 +21,9 @@ MAX_RETRANSMIT_SECONDS = 13.0  # between two TCP retransmissions after 20 s of d
 MAX_CPU_WAIT_INTERVAL_SECONDS = 5.0  # length of the longest recorded interval
 CLOCK_STEP_MARGIN_SECONDS = 11.0  # before and after a shifted database clock: the shift, two heartbeats, and 1 s
 NODE_FAULTS = ("kill", "freeze", "cut", "drop", "point", "pool")
-STORE_FAULTS = ("dbstop", "diskfull")
+STORE_FAULTS = ("dbstop", "diskfull", "strand", "read-only", "promote", "rewind")
+REWIND_MARGIN_SECONDS = 1.0  # until an attempt arrives that was claimed before the server was killed
+MAX_REQUEST_SECONDS = 10.0  # until a request has no effect any more
 DISARMING_VIOLATIONS = {
     "update": "stale-generation",
     "pause": "during-pause",
@@ -57,6 +59,19 @@ class Entity:
     @property
     def once(self) -> bool:
         return bool(self.value["kind"] == "once")
+
+    def touched_by_rewind(self, history: History) -> float:
+        """Return the start of the first span of lost writes to which one of its operations may belong, or infinity."""
+        return min(
+            (
+                start
+                for start, killed_at, _ in history.rewinds
+                for operation in self.operations
+                if operation.invoked_at <= killed_at
+                and start <= min(operation.completed_at, operation.invoked_at + MAX_REQUEST_SECONDS)
+            ),
+            default=INFINITY,
+        )
 
     @property
     def serial(self) -> bool:
@@ -175,7 +190,8 @@ class History:
                 destination.append(Fault(line["kind"], line["target"], start, end, verified, line.get("detail")))
         for recorded in (self.faults, self.cpu_waits):
             recorded.sort(key=lambda fault: fault.start)
-        self.records = [line for line in records if line["what"] != "audit"]
+        self.records = [line for line in records if line["what"] not in ("audit", "rewind")]
+        self.reported_rewinds = [line for line in records if line["what"] == "rewind"]
         self.audits = [line for line in records if line["what"] == "audit"]
         self.end = self.to_seconds(plan["ended"])
 
@@ -228,6 +244,18 @@ class History:
     def clock_steps(self) -> list[Fault]:
         """The intervals in which the database's clock was shifted."""
         return [fault for fault in self.faults if fault.kind == "dbclock"]
+
+    @cached_property
+    def rewinds(self) -> list[tuple[float, float, float]]:
+        """The spans of lost writes: its start, when the server was killed, and when its standby was in use."""
+        return [
+            (fault.start, fault.start + float(fault.detail), fault.end)
+            for fault in self.faults if fault.kind == "rewind"
+        ]  # fmt: skip
+
+    def may_be_rewound(self, at: float) -> bool:
+        """Return whether the claim of an attempt that arrived then may be lost."""
+        return any(start <= at <= end + REWIND_MARGIN_SECONDS for start, _, end in self.rewinds)
 
     def _read_intents(self, lines: Iterable[Line]) -> None:
         pending: dict[int, Operation] = {}

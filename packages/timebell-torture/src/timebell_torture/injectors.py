@@ -32,6 +32,8 @@ NODE_CLOCK_STEPS_SECONDS = (-3600, -30, 5, 600, 86_400)
 DATABASE_CLOCK_STEPS_SECONDS = (-4.0, -3.0, 3.0, 4.0)  # instants more than 5 s in the past are refused
 CLOCK_CACHE_SECONDS = 1.2  # until every process of the server has reread the faketime file
 CLOCK_TOLERANCE_SECONDS = 0.5
+MAX_BRIEF_OUTAGE_SECONDS = 7.0  # with a heartbeat of 5 s shorter than a lease, so results are written in time
+DETECTION_SECONDS = 5.0  # within which every process compares what it wrote with a promoted server
 Injector = Callable[["Nemesis", str], Awaitable[None]]
 
 
@@ -192,6 +194,66 @@ async def pool(nemesis: Nemesis, target: str) -> None:
     await nemesis.record_fault("pool", target, start, took_effect, healed, None)
 
 
+async def strand(nemesis: Nemesis, target: str) -> None:
+    """Let the host of the database go silent: no connection is answered or closed; then another one takes its place."""
+    start = read_clocks()
+    stranded_count = sum(proxy.strand() for proxy in nemesis.proxies.values())
+    await asyncio.sleep(nemesis.rng.uniform(2, MAX_BRIEF_OUTAGE_SECONDS))
+    for proxy in nemesis.proxies.values():
+        proxy.heal()
+    await nemesis.record_fault("strand", target, start, stranded_count > 0, True, stranded_count)
+
+
+async def read_only(nemesis: Nemesis, target: str) -> None:
+    """Make the database refuse writes, like a standby before its promotion."""
+    assert isinstance(nemesis.server, PostgresServer)
+    start = read_clocks()
+    await asyncio.to_thread(nemesis.server.set, default_transaction_read_only="on")
+    took_effect = await nemesis.refuses_writes(3)
+    await asyncio.sleep(nemesis.rng.uniform(1, MAX_BRIEF_OUTAGE_SECONDS - 3))
+    await asyncio.to_thread(nemesis.server.set, default_transaction_read_only="off")
+    healed = not await nemesis.refuses_writes(0.5)
+    await nemesis.record_fault("read-only", target, start, took_effect, healed, None)
+
+
+async def promote(nemesis: Nemesis, target: str) -> None:
+    """Kill the database, and promote its synchronous standby: nothing acknowledged may be lost."""
+    standby = await nemesis.add_standby()
+    assert isinstance(nemesis.server, PostgresServer)
+    start = read_clocks()
+    took_effect = await _kill_server(nemesis.server)
+    await asyncio.to_thread(standby.promote)
+    await nemesis.fail_over_to(standby)
+    await nemesis.record_fault("promote", target, start, took_effect, not await nemesis.refuses_writes(0.5), None)
+
+
+async def rewind(nemesis: Nemesis, target: str) -> None:
+    """Kill the database, and promote a standby that lacks the last seconds, which are lost.
+
+    The detail is the number of these seconds.
+    """
+    standby = await nemesis.add_standby()
+    assert isinstance(nemesis.server, PostgresServer)
+    start = read_clocks()
+    await asyncio.to_thread(nemesis.server.set, synchronous_standby_names="")  # from now on commits do not wait for it
+    await asyncio.to_thread(standby.stop)
+    await asyncio.sleep(nemesis.rng.uniform(1, 3))
+    took_effect = await _kill_server(nemesis.server)
+    lost_seconds = (read_clocks()["mono"] - start["mono"]) / 1e9
+    await asyncio.to_thread(standby.start)
+    await asyncio.to_thread(standby.promote)
+    await nemesis.fail_over_to(standby)
+    healed = not await nemesis.refuses_writes(0.5)
+    await nemesis.record_fault("rewind", target, start, took_effect, healed, lost_seconds)
+    await asyncio.sleep(DETECTION_SECONDS)  # a process that ends before cannot report what it wrote
+
+
+async def _kill_server(server: PostgresServer) -> bool:
+    """Kill the database; return whether nothing listens on its port any more."""
+    await asyncio.to_thread(server.kill)
+    return await _wait_for(5, lambda: not server.is_listening())
+
+
 async def _wait_for(seconds: float, condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -202,6 +264,9 @@ async def _wait_for(seconds: float, condition: Callable[[], bool]) -> bool:
 
 
 INJECTORS: dict[str, Injector] = {
-    each.__name__: each
-    for each in (kill, freeze, dbstop, cut, churn, point, clock, dbclock, diskfull, migrate, drop, pool)
-}
+    each.__name__.replace("_", "-"): each
+    for each in (
+        kill, freeze, dbstop, cut, churn, point, clock, dbclock, diskfull, migrate, drop, pool, strand, read_only,
+        promote, rewind,
+    )
+}  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -17,20 +18,28 @@ from typing import Any
 from timebell.store.open import upgrade
 from timebell_torture import capabilities, injectors
 from timebell_torture.driver import create_tables, insert_filler_row
-from timebell_torture.injectors import LEASE_SECONDS
 from timebell_torture.ledger import Ledger, read_clocks
 from timebell_torture.mariadb import MariaDBServer
 from timebell_torture.nodes import NodeProcess, cpu_wait_seconds
 from timebell_torture.pgbouncer import PgBouncer
-from timebell_torture.plan import Plan, environment, load_plan, raise_priority, reset_priority, write_json
-from timebell_torture.postgres import PostgresServer
+from timebell_torture.plan import (
+    EXCLUSIVE_FAULTS,
+    MAX_CONCURRENT_FAULTS,
+    MAX_FAULT_PAUSE_SECONDS,
+    MAX_FAULT_SECONDS,
+    STORE_WIDE_FAULTS,
+    Plan,
+    environment,
+    load_plan,
+    raise_priority,
+    reset_priority,
+    write_json,
+)
+from timebell_torture.postgres import PostgresServer, PostgresStandby
 from timebell_torture.proxy import Proxy
 
-MAX_CONCURRENT_FAULTS = 2
 SAMPLE_INTERVAL_SECONDS = 0.2
 DISK_SIZE_BYTES = 3 * 2**29
-# These affect every node, so only one of them is injected at a time.
-STORE_WIDE_FAULTS = ("dbstop", "dbclock", "diskfull", "migrate")
 
 
 class Nemesis:
@@ -43,6 +52,12 @@ class Nemesis:
         self.server: PostgresServer | MariaDBServer | None = None
         self.nodes: dict[str, NodeProcess] = {}
         self.proxies: dict[str, Proxy] = {}
+        self.direct_proxy: Proxy | None = None
+        """Leads to the current server, without faults."""
+        self._standby_count = 0
+        self._exclusive = asyncio.Lock()
+        self._remaining_kinds: list[str] = []
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_FAULTS)
         self.faulted_targets: set[str] = set()
         self.fault_count = 0
         self.bouncer: PgBouncer | None = None
@@ -80,18 +95,45 @@ class Nemesis:
         else:
             self.server = PostgresServer(self.disk / "postgres", adjustable_clock="dbclock" in self.plan.faults)
         await asyncio.to_thread(self.server.start)
-        self.direct = self.server.url()
-        pooled = ["client", *self.plan.nodes] if self.plan.store == "pgbouncer" else self.plan.nodes[-1:]
+        self.direct_proxy = Proxy("127.0.0.1", self.server.port, Random(0))
+        self.direct = self.server.url(await self.direct_proxy.start())
         if self.plan.store == "pgbouncer" or "pool" in self.plan.faults:
-            self.bouncer = PgBouncer(Path(self.plan.sockets) / "pgbouncer", self.server.port)
+            self.bouncer = PgBouncer(Path(self.plan.sockets) / "pgbouncer", self.direct_proxy.port)
             self.bouncer.start()
         urls = {}
         for name in ("client", *self.plan.nodes):
-            port = self.bouncer.port if self.bouncer is not None and name in pooled else self.server.port
+            is_pooled = self.bouncer is not None and self._is_pooled(name)
+            port = self.bouncer.port if self.bouncer is not None and is_pooled else self.server.port
             proxy = Proxy("127.0.0.1", port, Random(f"{self.plan.seed}/proxy/{name}"))
             urls[name] = self.server.url(await proxy.start())
             self.proxies[name] = proxy
         return urls
+
+    async def add_standby(self) -> PostgresStandby:
+        """Start a standby of the server, for whose receipt every commit waits from now on."""
+        assert isinstance(self.server, PostgresServer)
+        self._standby_count += 1
+        folder = self.disk / f"postgres{self._standby_count}"
+        adjustable_clock = "dbclock" in self.plan.faults
+        standby = await asyncio.to_thread(PostgresStandby, folder, self.server, adjustable_clock=adjustable_clock)
+        await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(standby.replicate_synchronously)
+        return standby
+
+    async def fail_over_to(self, standby: PostgresStandby) -> None:
+        """Connect all clients to a promoted standby, and remove the former server."""
+        former, self.server = self.server, standby
+        assert former is not None
+        for name, proxy in self.proxies.items():
+            if self.bouncer is None or not self._is_pooled(name):
+                proxy.point_at(standby.port)
+        assert self.direct_proxy is not None
+        self.direct_proxy.point_at(standby.port)
+        await asyncio.to_thread(shutil.rmtree, former.folder, ignore_errors=True)
+
+    def _is_pooled(self, name: str) -> bool:
+        """Return whether a client uses PgBouncer, if there is one: all, or only the last node."""
+        return self.plan.store == "pgbouncer" or name == self.plan.nodes[-1]
 
     async def close(self) -> None:
         """End every process that it started."""
@@ -101,7 +143,7 @@ class Nemesis:
         await asyncio.gather(*(node.wait_for_exit(35) for node in self.nodes.values()))
         for node in self.nodes.values():
             node.kill()
-        for proxy in self.proxies.values():
+        for proxy in (*self.proxies.values(), *filter(None, [self.direct_proxy])):
             await proxy.close()
         if self.bouncer is not None:
             self.bouncer.kill()
@@ -178,21 +220,38 @@ class Nemesis:
         return self.bouncer is not None and not any(port in each for each in proxy_ports.values())
 
     async def _inject_until(self, end: float) -> None:
-        remaining_kinds: list[str] = []
         kinds = [*self.plan.faults, *(["client"] if self.proxies and "cut" in self.plan.faults else [])]
         while self.plan.elapsed < end - 6:
-            if not remaining_kinds:
-                remaining_kinds = list(kinds)
-                self.rng.shuffle(remaining_kinds)
-            kind = remaining_kinds.pop()
+            if not self._remaining_kinds:
+                self._remaining_kinds = list(kinds)
+                self.rng.shuffle(self._remaining_kinds)
+            kind = self._remaining_kinds.pop()
+            if self.plan.elapsed + MAX_FAULT_SECONDS.get(kind, 7.0) >= end:
+                continue
+            if kind in EXCLUSIVE_FAULTS:
+                async with self._exclusive:
+                    await self._inject(kind, MAX_CONCURRENT_FAULTS)
+            else:
+                await self._inject(kind, 1)
+            await asyncio.sleep(self.rng.uniform(0.5, MAX_FAULT_PAUSE_SECONDS))
+
+    async def _inject(self, kind: str, slot_count: int) -> None:
+        """Inject a fault that occupies this many slots, or put it back if it has no target now."""
+        for _ in range(slot_count):
+            await self._slots.acquire()
+        try:
             target = self._choose_target(kind)
-            if target is not None and self.plan.elapsed + _max_duration_seconds(kind) < end:
-                self.faulted_targets.add(target)
-                try:
-                    await (injectors.cut if kind == "client" else injectors.INJECTORS[kind])(self, target)
-                finally:
-                    self.faulted_targets.discard(target)
-            await asyncio.sleep(self.rng.uniform(0.5, 2.5))
+            if target is None:
+                self._remaining_kinds.insert(0, kind)
+                return
+            self.faulted_targets.add(target)
+            try:
+                await (injectors.cut if kind == "client" else injectors.INJECTORS[kind])(self, target)
+            finally:
+                self.faulted_targets.discard(target)
+        finally:
+            for _ in range(slot_count):
+                self._slots.release()
 
     def _choose_target(self, kind: str) -> str | None:
         """Return a target without a fault, or None: never all nodes simultaneously, unless there is only one."""
@@ -255,13 +314,6 @@ class Nemesis:
                 return True
             await asyncio.sleep(0.05)
         return False
-
-
-def _max_duration_seconds(kind: str) -> float:
-    return {
-        "freeze": LEASE_SECONDS + 5, "cut": 21.0, "drop": 21.0, "point": 13.0, "churn": 8.0, "clock": 22.0,
-        "dbclock": 16.0, "diskfull": 14.0,
-    }.get(kind, 7.0)  # fmt: skip
 
 
 async def main(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import sys
@@ -15,14 +16,26 @@ from typing import Any
 
 FAULTS = (
     "kill", "freeze", "dbstop", "cut", "drop", "churn", "point", "clock", "dbclock", "diskfull", "pool", "migrate",
+    "strand", "read-only", "promote", "rewind",
 )  # fmt: skip
 FAULTS_BY_STORE = {
     "sqlite": ("kill", "freeze", "churn", "point", "diskfull", "migrate"),  # the node's clock is also the database's
-    "mariadb": ("kill", "freeze", "dbstop", "cut", "churn", "point", "clock", "migrate"),
+    "mariadb": ("kill", "freeze", "dbstop", "cut", "churn", "point", "clock", "migrate", "strand"),
 }
 STORES = ("postgres", "pgbouncer", "mariadb", "sqlite")
 SECRET_KEY = "torture-torture-torture-torture-torture"  # noqa: S105 - of the installation under test
 RAISED_PRIORITY = -10  # nice value
+MAX_CONCURRENT_FAULTS = 2
+# These affect every node, so only one of them is injected at a time; the last three are injected alone.
+STORE_WIDE_FAULTS = ("dbstop", "dbclock", "diskfull", "migrate", "read-only", "strand", "promote", "rewind")
+EXCLUSIVE_FAULTS = ("strand", "promote", "rewind")
+MAX_FAULT_SECONDS = {
+    "freeze": 20.0, "cut": 21.0, "drop": 21.0, "point": 13.0, "churn": 8.0, "clock": 22.0, "dbclock": 16.0,
+    "diskfull": 14.0, "read-only": 12.0, "strand": 8.0, "promote": 15.0, "rewind": 24.0,
+}  # fmt: skip
+"""The longest duration of each kind of fault, if it is not 7 seconds."""
+MAX_FAULT_PAUSE_SECONDS = 2.5
+REQUIRED_FAULTS = 5  # of each kind, that took effect in 10 minutes
 SIGNING_SECRET = "whsec_dG9ydHVyZS10b3J0dXJlLXRvcnR1cmUtdG9ydHVyZQ=="  # noqa: S105 - of the test's own receiver
 
 
@@ -47,12 +60,36 @@ class Plan:
     ended: int = 0
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def start_phases(self) -> None:
-        """Start the clean phase now."""
+    @property
+    def share(self) -> float:
+        """The share of 10 minutes that the run has: it needs this share of the minimums for a verdict."""
+        return min(1.0, self.minutes / 10)
+
+    @property
+    def required_faults(self) -> int:
+        """How many faults of each kind must take effect."""
+        return max(1, math.ceil(REQUIRED_FAULTS * self.share))
+
+    def phase_times(self) -> dict[str, tuple[float, float]]:
+        """Return the start and the end of each phase in seconds."""
         total = self.minutes * 60
         clean, drain = min(60.0, max(12.0, total * 0.15)), min(60.0, max(28.0, total * 0.18))
         faulted_end = total - drain
-        self.phases = {"clean": (0.0, clean), "faulted": (clean, faulted_end), "recovery": (faulted_end, total)}
+        return {"clean": (0.0, clean), "faulted": (clean, faulted_end), "recovery": (faulted_end, total)}
+
+    def missing_fault_seconds(self) -> float:
+        """Return by how many seconds the faulted phase is too short for the required faults, or 0."""
+        start, end = self.phase_times()["faulted"]
+        concurrent = MAX_CONCURRENT_FAULTS if len(self.nodes) > 1 else 1
+        needed = 0.0
+        for kind in self.faults:
+            seconds = MAX_FAULT_SECONDS.get(kind, 7.0) + MAX_FAULT_PAUSE_SECONDS
+            needed += seconds / (1 if kind in EXCLUSIVE_FAULTS else concurrent)
+        return max(0.0, needed * self.required_faults - (end - start))
+
+    def start_phases(self) -> None:
+        """Start the clean phase now."""
+        self.phases, total = self.phase_times(), self.minutes * 60
         self.began, self.began_wall = time.monotonic_ns(), time.time_ns()
         self.ended = self.began + int(total * 1e9)
 

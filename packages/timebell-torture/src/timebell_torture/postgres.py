@@ -187,16 +187,24 @@ class PostgresServer:
 class PostgresStandby(PostgresServer):
     """A streaming standby of a running server."""
 
-    def __init__(self, folder: Path, primary: PostgresServer, *, apply_delay_seconds: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, primary: PostgresServer, *, apply_delay_seconds: float = 0.0, adjustable_clock: bool = False
+    ) -> None:
         """Copy the cluster of `primary`. Its log is replayed `apply_delay_seconds` late."""
         self._primary, self._apply_delay_seconds = primary, apply_delay_seconds
-        super().__init__(folder)
+        super().__init__(folder, adjustable_clock=adjustable_clock)
 
     def _create_cluster(self) -> None:
         self._run_program(
             "pg_basebackup", "-D", str(self._data), "-d", self._primary.url(), "-R", "-c", "fast", "--no-sync"
         )
         self._configure({"recovery_min_apply_delay": f"{self._apply_delay_seconds:g}s"})
+
+    def replicate_synchronously(self) -> None:
+        """Make the commits of the primary wait for this running standby."""
+        self._primary.set(synchronous_standby_names="*")
+        while self._primary.execute("SELECT sync_state FROM pg_stat_replication").strip() != "sync":
+            time.sleep(0.05)
 
 
 def _client_port(process: int) -> int:

@@ -44,8 +44,11 @@ class Proxy:
             self._healed.clear()
 
     def strand(self) -> int:
-        """Never answer on the open connections again, as if their host were gone; return the number of them."""
-        count = len(self._tasks) // 2
+        """Never answer on the open connections again, nor on new ones until `heal`, as if their host were gone.
+
+        Return the number of open connections.
+        """
+        self.mode, count = "strand", len(self._tasks) // 2
         for task in list(self._tasks):
             task.cancel()
         return count
@@ -55,7 +58,14 @@ class Proxy:
         self.mode = None
         self._healed.set()
 
+    def point_at(self, port: int) -> None:
+        """Connect new clients to another server."""
+        self._upstream = self._upstream[0], port
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.mode == "strand":
+            self._stranded.append(writer)  # stays open
+            return
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
         except OSError:
@@ -71,7 +81,8 @@ class Proxy:
         self._tasks.update(pumps)
         done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         if any(pump.cancelled() for pump in done):
-            self._stranded += [writer, upstream_writer]  # stay open
+            self._stranded.append(writer)  # stays open
+            upstream_writer.transport.abort()  # what a lost host had locked is not locked on another one
             self._tasks.difference_update(pumps)
             self.ports.discard(port)
             return

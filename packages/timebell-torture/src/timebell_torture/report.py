@@ -14,6 +14,7 @@ FAULT_COLORS = {
     "kill": "#d9534f", "point": "#b03060", "freeze": "#5b8def", "cut": "#8e6bbf", "client": "#c9b6e4",
     "dbstop": "#e8a33d", "churn": "#6ab187", "stall": "#999999", "starved": "#bbbbbb",
     "drop": "#6b4fa0", "clock": "#4fb3bf",
+    "strand": "#8e44ad", "read-only": "#c0792a", "promote": "#27698d", "rewind": "#8d273c",
     "dbclock": "#1f7a8c", "diskfull": "#a0522d", "pool": "#d98cb3", "migrate": "#7f8c3d",
 }  # fmt: skip
 MAX_TIMELINE_ROWS = 80

@@ -28,6 +28,9 @@ LEASE_SECONDS = 15.0
 COMPLETION_WRITE_SECONDS = 2.0  # a fault this close to an effect may have prevented recording its completion
 CLOCK_RESOLUTION_SECONDS = 0.001  # difference between two readings of one clock
 OUTAGE_FAULTS = (*NODE_FAULTS, *STORE_FAULTS)
+# Results are kept until the database is back, so an outage that is shorter than a lease repeats no attempt.
+BRIEF_FAULTS = ("strand", "read-only", "promote")
+LOSS_REPORT_MARGIN_SECONDS = 5.0  # of the times in a report
 LOCK_HOLDING_FAULTS = ("freeze", "cut", "drop", "pool")  # the rows that a node has locked stay locked for a while
 SUSPENDING_FAULTS = ("freeze", "cut", "drop")  # the node continues afterwards with the attempts that it had started
 MIN_QUEUED_RUNS = 90  # of the 100 runs that a schedule may have waiting: some end while others are added
@@ -56,7 +59,7 @@ class HistoryChecker:
         rules: list[Callable[[], None]] = [
             self._check_occurrences, self._check_effects, self._check_keys, self._check_serial_order,
             self._check_arrivals_without_keys, self._check_accounting, self._check_objects, self._check_transactions,
-            self._check_recovery, self._check_audit,
+            self._check_recovery, self._check_audit, self._check_loss_reports,
         ]  # fmt: skip
         for rule in rules:
             rule()
@@ -295,6 +298,7 @@ class HistoryChecker:
             expectation.requirement == "must"
             and last is not None
             and self.history.end - last.at > TAKEOVER_SECONDS + MAX_LATENESS_SECONDS
+            and not self.history.may_be_rewound(last.at)
         )
         if settled and all(effect.ended is None for effect in effects):
             self._add_violation("incomplete", expectation.entity.label, expectation.due, "started and never ended")
@@ -321,14 +325,19 @@ class HistoryChecker:
             )
             else COMPLETION_WRITE_SECONDS
         )
-        explained = bool(
-            history.faults_between(before.at - COMPLETION_WRITE_SECONDS, until + wait, *OUTAGE_FAULTS, node=before.node)
+        faults = history.faults_between(
+            before.at - COMPLETION_WRITE_SECONDS, until + wait, *OUTAGE_FAULTS, node=before.node
         )
+        # The transaction of a handler cannot be kept: it ends with its connection.
+        explained = any(before.by == "exact" or fault.kind not in BRIEF_FAULTS for fault in faults)
         # A node that had no CPU to renew its lease counts as frozen.
         explained = (
             explained
             or history.cpu_starvation(before.at - COMPLETION_WRITE_SECONDS, until + LEASE_SECONDS) > LEASE_SECONDS / 2
         )
+        if after.attempt <= before.attempt and history.may_be_rewound(before.at):
+            self.result.justified += 1  # the database has forgotten the earlier attempt
+            return
         if after.attempt == before.attempt:
             self._add_violation("attempt-order", before.label, after.at, f"attempt {after.attempt} arrived twice")
         elif after.attempt < before.attempt:
@@ -400,11 +409,22 @@ class HistoryChecker:
     def _check_keys(self) -> None:
         owners: dict[str, Occurrence] = {}
         for occurrence, effects in self.history.by_occurrence.items():
-            if len({effect.key for effect in effects}) > 1:
+            # A creation of unknown outcome that was lost, and is repeated, has another id.
+            keys = {effect.key for effect in effects if effect.kind == "planned" or not self._may_be_lost(effect)}
+            if len(keys) > 1:
                 self._add_violation("key-unstable", occurrence[0], effects[0].at)
             for effect in effects:
                 if owners.setdefault(effect.key, occurrence) != occurrence:
                     self._add_violation("key-reused", effect.label, effect.at, effect.key)
+
+    def _may_be_lost(self, effect: Effect) -> bool:
+        """Return whether a failover may have lost the object of an effect that had arrived before."""
+        entity = self.history.entities.get(effect.label)
+        return (
+            entity is not None
+            and self.history.may_be_rewound(effect.at)
+            and entity.touched_by_rewind(self.history) <= effect.at
+        )
 
     def _check_serial_order(self) -> None:
         """Check that runs of serial schedules do not overlap, and keep their order."""
@@ -498,7 +518,11 @@ class HistoryChecker:
             if not count and expectation.kind == "planned":
                 count = sum(a <= expectation.due_us <= b for a, b, _ in self.ranges[expectation.entity.label])
             if count > 1 or (
-                count == 0 and (expectation.requirement == "must" or occurrence in self.history.by_occurrence)
+                count == 0
+                and (
+                    expectation.requirement == "must"
+                    or any(not self._may_be_lost(effect) for effect in self.history.by_occurrence.get(occurrence, []))
+                )
             ):
                 self._add_violation("accounting", occurrence[0], expectation.due, f"{count} records")
         for occurrence, records in self.records.items():
@@ -513,14 +537,21 @@ class HistoryChecker:
                 effect.plan == "ok" and effect.ended is not None for effect in effects
             ):
                 self._add_violation("phantom-success", occurrence[0], due)
-            if "skipped" in states and any(effect.ok for effect in effects):
+            if "skipped" in states and any(
+                effect.ok and not self.history.may_be_rewound(effect.at) for effect in effects
+            ):
                 self._add_violation("accounting", occurrence[0], due, "skipped, but it was delivered")
 
     def _check_objects(self) -> None:
         """Check that each acknowledged object exists once."""
         recorded_labels = {record["label"] for record in self.history.records}
         for entity in self.history.entities.values():
-            created = any(operation.name == "create" and operation.type == "ok" for operation in entity.operations)
+            created = any(
+                operation.name == "create"
+                and operation.type == "ok"
+                and operation.completed_at < entity.touched_by_rewind(self.history)
+                for operation in entity.operations
+            )
             deleted = any(operation.name == "delete" and operation.type != "fail" for operation in entity.operations)
             due_after_end = entity.once and self.history.due_at(entity.value["due_us"]) > self.history.end
             if created and not deleted and not due_after_end and entity.label not in recorded_labels:
@@ -565,7 +596,7 @@ class HistoryChecker:
         for record in self.history.records:
             if record["what"] == "job" and record["state"] in ("pending", "running"):
                 due = self.history.due_at(record["due_us"])
-                if due < self.history.end - MAX_LATENESS_SECONDS and self._is_settled(record["label"]):
+                if due < self.history.end - MAX_LATENESS_SECONDS and self.is_settled(record["label"]):
                     self._add_violation("not-healed", record["label"], due, f"still {record['state']}")
         self._measure_store_recovery()
 
@@ -596,6 +627,34 @@ class HistoryChecker:
                 detail = f"{audit['fired']} started according to the audit, {arrived} arrived"
                 self._add_violation("audit", "all", 0.0, detail)
 
+    def _check_loss_reports(self) -> None:
+        """Check that each failover that lost acknowledged writes was reported, with at least the numbers seen here."""
+        history = self.history
+        reports = [
+            (history.true_due_at(line["from_us"]), history.true_due_at(line["until_us"]), line["counts"])
+            for line in history.reported_rewinds
+        ]
+        recorded_labels = {record["label"] for record in history.records}
+        margin = LOSS_REPORT_MARGIN_SECONDS
+        for start, killed_at, _ in history.rewinds:
+            lost = Counter(
+                "jobs" if entity.once else "schedules"
+                for entity in history.entities.values()
+                if entity.label not in recorded_labels
+                for operation in entity.operations
+                if operation.name == "create" and operation.type == "ok"
+                if start <= operation.invoked_at and operation.completed_at <= killed_at
+            )
+            for kind, count in lost.items():
+                reported = sum(
+                    counts[kind] for a, b, counts in reports if a <= killed_at + margin and b >= start - margin
+                )
+                if reported < count:
+                    self._add_violation("loss-report", "all", start, f"lost {count} {kind}, reported {reported}")
+        for a, b, _ in reports:
+            if not any(a <= killed_at + margin and b >= start - margin for start, killed_at, _ in history.rewinds):
+                self._add_violation("loss-report", "all", a, "a loss was reported, but nothing was lost")
+
     def _measure_store_recovery(self) -> None:
         """Measure the time from each return of the database until all occurrences due meanwhile had started.
 
@@ -623,7 +682,7 @@ class HistoryChecker:
             if delays:
                 self.result.recovery["store"].append(max(delays))
 
-    def _is_settled(self, label: str) -> bool:
+    def is_settled(self, label: str) -> bool:
         """Return whether no attempt of it failed at the very end of the run."""
         return not any(
             effect.at > self.history.end - TAKEOVER_SECONDS and effect.refused

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from timebell_torture import synthetic
-from timebell_torture.history import Effect, History
+from timebell_torture.history import INFINITY, Effect, History
 from timebell_torture.rules import OUTAGE_FAULTS, HistoryChecker, check_history
 from timebell_torture.synthetic import Ledgers
 from timebell_torture.verdict import VIOLATION_CLASSES
@@ -213,7 +213,11 @@ def _seed_not_healed(editor: HistoryEditor) -> bool:
         editor.remove_effects(*editor.history.by_entity["canary"])
     else:
         record = editor.rng.choice(
-            [line for line in editor.ledgers.records if line["what"] == "job" and not line["exact"]]
+            [
+                line
+                for line in editor.ledgers.records
+                if line["what"] == "job" and not line["exact"] and editor.check.is_settled(line["label"])
+            ]
         )
         record["state"] = "pending"
     return True
@@ -244,8 +248,9 @@ def _seed_duplicate_object(editor: HistoryEditor) -> bool:
 
 
 def _seed_lost_write(editor: HistoryEditor) -> bool:
+    labels = [record["label"] for record in editor.ledgers.records if record.get("label", "").startswith("shot")]
     label = editor.rng.choice(
-        [record["label"] for record in editor.ledgers.records if record.get("label", "").startswith("shot")]
+        [each for each in labels if editor.history.entities[each].touched_by_rewind(editor.history) == INFINITY]
     )
     editor.ledgers.records[:] = [record for record in editor.ledgers.records if record.get("label") != label]
     return True
@@ -267,6 +272,20 @@ def _seed_audit_difference(editor: HistoryEditor) -> bool:
         audit["fired"] -= 1
     else:
         audit["differences"] = [{"schedule": "each-1", "finding": "missing", "at": "then", "detail": "no row"}]
+    return True
+
+
+def _seed_wrong_loss_report(editor: HistoryEditor) -> bool:
+    """Remove the report of a loss, report too little, or report a loss where there was none."""
+    report = next(record for record in editor.ledgers.records if record["what"] == "rewind")
+    match editor.rng.randrange(3):
+        case 0:
+            editor.ledgers.records.remove(report)
+        case 1:
+            report["counts"]["jobs"] -= 1
+        case _:
+            times = {name: report[name] - 20_000_000 for name in ("from_us", "until_us")}
+            editor.ledgers.records.append(report | times)
     return True
 
 
@@ -314,4 +333,5 @@ SEEDERS: dict[str, Callable[[HistoryEditor], bool]] = {
     "transaction": _seed_wrong_rows,
     "not-healed": _seed_not_healed,
     "audit": _seed_audit_difference,
+    "loss-report": _seed_wrong_loss_report,
 }

@@ -43,7 +43,12 @@ class _LedgerBuilder:
         self._operation_number = self._seq = 0
         for name, a, b in (("clean", 0, 40), ("faulted", 40, 85), ("drained", 85, DURATION_SECONDS)):
             self._add_fault("phase", name, a, b)
-        self.store_fault = self._add_fault("dbstop", "store", rng.uniform(42, 48), 3)
+        self.store_fault = self._add_fault("dbstop", "store", rng.uniform(42, 44), 3)
+        lost_from, lost_seconds = rng.uniform(48, 49), rng.uniform(1, 1.5)
+        self.rewind = self._add_fault(
+            "rewind", "store", lost_from, lost_seconds + rng.uniform(0.5, 2), detail=lost_seconds
+        )
+        self.killed_at = lost_from + lost_seconds
         self.node_faults = [
             self._add_fault(kind, node, at + rng.uniform(0, 4), rng.uniform(2, 5) + 16 * (kind == "freeze"))
             for kind, node, at in (("kill", "n1", 53), ("point", "n2", 60), ("freeze", "n3", 64))
@@ -54,6 +59,7 @@ class _LedgerBuilder:
             self._add_one_shot(f"shot-{number}")
         for number in range(16):
             self._add_schedule(f"each-{number}", number)
+        self._add_lost_one_shots()
         self._add_canary()
         first, last = _wall_us(0), _wall_us(DURATION_SECONDS)
         arrived = {(line["schedule"], line["due_us"]) for line in self.ledgers.effects if _is_planned(line)}
@@ -121,6 +127,17 @@ class _LedgerBuilder:
         self._add_attempts(label, "once", due, due_us)
         if variant == "late":
             self._add_operation(label, "cancel", due + 40, None, {"outcome": "already_done", "attempt": 1})
+
+    def _add_lost_one_shots(self) -> None:
+        """Add jobs whose acknowledged creation a failover lost, and the report about it."""
+        start, count = self.rewind[0], self.rng.randrange(1, 4)
+        for number in range(count):
+            value = {"kind": "once", "due_us": _wall_us(80), "nonce": "nonce-lost", "retry": RETRY_POLICY}
+            self._add_operation(f"lost-{number}", "create", start + 0.1 + number / 10, value)
+        self.ledgers.records.append({
+            "what": "rewind", "node": "n1", "counts": {"jobs": count, "schedules": 0},
+            "from_us": _wall_us(start), "until_us": _wall_us(self.killed_at),
+        })  # fmt: skip
 
     def _add_schedule(self, label: str, number: int) -> None:
         rng = self.rng
@@ -193,6 +210,9 @@ class _LedgerBuilder:
             ],
         )
         node = rng.choice(healthy_nodes or NODES)
+        if start < self.killed_at < start + length + 0.05 or self.rewind[0] <= start <= self.killed_at:
+            self._add_effect(label, kind, due_us, start, 1, node, start + length)  # forgotten
+            start = self.rewind[1] + rng.uniform(0.05, 0.5)
         node_fault = next((fault for fault in self.node_faults if start < fault[0] < start + 0.3 + length), None)
         if node_fault is not None:  # its node fails while it runs
             self._add_effect(label, kind, due_us, start, 1, node_fault[2], None)
@@ -214,8 +234,10 @@ class _LedgerBuilder:
 
     def _when_store_is_up(self, at: float) -> float:
         """Return `at`, or a time shortly after the store has returned."""
-        a, b, _ = self.store_fault
-        return b + self.rng.uniform(0.05, 0.5) if a - 0.01 < at < b else at
+        for a, b in (self.store_fault[:2], (self.killed_at, self.rewind[1])):
+            if a - 0.01 < at < b:
+                return b + self.rng.uniform(0.05, 0.5)
+        return at
 
     def _add_effect(
         self, label: str, kind: str, due_us: int, at: float, attempt: int, node: str, end: float | None,

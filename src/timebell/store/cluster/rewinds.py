@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
+from typing import Any
 
 from sqlalchemy import Column, insert, select
 
-from timebell.store.recent_writes import CANCELS, JOBS, KINDS, RESULTS, SCHEDULES, Batch, Written
+from timebell.model.job import Hold
+from timebell.store.jobs import repository
+from timebell.store.recent_writes import CANCELS, CREATIONS, JOBS, KINDS, PAUSES, RESULTS, SCHEDULES, Batch, Written
+from timebell.store.schedules.actions import pause_schedule
+from timebell.store.schedules.schedules import JobBuilder
 from timebell.store.schema import finished, jobs, rewinds, schedules
 from timebell.store.transaction import Transaction
 
@@ -29,6 +34,8 @@ class Rewind:
     lost_until: datetime
     counts: dict[str, int]
     examples: dict[str, list[str]] = field(default_factory=dict)
+    reapplied: dict[str, int] = field(default_factory=dict)
+    """Numbers of the lost writes that were repeated: jobs, cancels, pauses."""
 
     @property
     def total(self) -> int:
@@ -38,22 +45,25 @@ class Rewind:
     def describe(self) -> str:
         """Return the loss as a sentence."""
         parts = ", ".join(f"{self.counts[kind]:,} {NAMES[kind]}" for kind in KINDS if self.counts[kind])
-        return (
+        sentence = (
             f"The database lost {parts}, acknowledged from {self.lost_from:%Y-%m-%d %H:%M:%S} to"
             f" {self.lost_until:%H:%M:%S} UTC; noticed by {self.node}."
         )
+        repeated = ", ".join(f"{count:,} {REAPPLIED_NAMES[name]}" for name, count in self.reapplied.items() if count)
+        return f"{sentence} Repeated: {repeated}." if repeated else sentence
 
 
 NAMES = {JOBS: "created jobs", RESULTS: "results of jobs", CANCELS: "cancels", SCHEDULES: "changes of schedules"}
+REAPPLIED_NAMES = {"held": "jobs, held as a backlog", "jobs": "jobs", "cancels": "cancels", "pauses": "pauses"}
 
 
 def find_lost(tx: Transaction, batches: Sequence[Batch]) -> dict[str, set[str]]:
     """Return the ids, by kind, of written rows that the database does not have."""
-    written: dict[str, dict[str, datetime | None]] = {kind: {} for kind in KINDS}
-    for batch in batches:
-        written[batch.kind].update(batch.rows)
-    ended = _find_existing(tx, [finished.c.id], {*written[RESULTS], *written[CANCELS], *written[JOBS]})
-    live = _find_existing(tx, [jobs.c.id], {*written[JOBS], *written[RESULTS], *written[CANCELS]} - ended)
+    written = {kind: _last_written(batches, kind) for kind in KINDS}
+    # Live jobs are read first: one that ends between the two statements is found by both, instead of by none.
+    ids = {*written[JOBS], *written[RESULTS], *written[CANCELS]}
+    live = _find_existing(tx, [jobs.c.id], ids)
+    ended = _find_existing(tx, [finished.c.id], ids)
     created = written[JOBS].keys()
     return {
         JOBS: created - ended - live,
@@ -62,6 +72,41 @@ def find_lost(tx: Transaction, batches: Sequence[Batch]) -> dict[str, set[str]]:
         CANCELS: written[CANCELS].keys() - ended - (created - live),
         SCHEDULES: _find_lost_schedules(tx, written[SCHEDULES]),
     }
+
+
+def _last_written(batches: Iterable[Batch], kind: str) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for batch in batches:
+        if batch.kind == kind:
+            written |= batch.rows
+    return written
+
+
+def reapply(
+    tx: Transaction, batches: Sequence[Batch], lost: dict[str, set[str]], reapplied_jobs: str, build: JobBuilder,
+    now: datetime,
+) -> dict[str, int]:  # fmt: skip
+    """Repeat lost cancels, pauses and creations; return the number of each.
+
+    Created jobs keep their ids, and thereby their occurrence keys; `reapplied_jobs` is the setting `lost_jobs`. Jobs
+    whose result or cancel this process has written are left out: they have run, or must not.
+    """
+    pauses = {id_: made for id_, made in _last_written(batches, PAUSES).items() if made and id_ in lost[SCHEDULES]}
+    # Paused as of the original instant, so that what was due since then does not fire.
+    paused = sum(
+        pause_schedule(tx, tenant_id, id_, reason, build, paused_at) is not None
+        for id_, (tenant_id, reason, paused_at) in pauses.items()
+    )
+    cancelled = sum(repository.cancel(tx, None, id_, now) is not None for id_ in sorted(lost[CANCELS]))
+    ended = {*_last_written(batches, RESULTS), *_last_written(batches, CANCELS)}
+    creations = _last_written(batches, CREATIONS)
+    hold = Hold.BACKLOG if reapplied_jobs == "hold" else None
+    again = [replace(creations[id_], hold=hold) for id_ in sorted(lost[JOBS] & creations.keys() - ended)]
+    counts = {"held" if hold else "jobs": 0, "cancels": cancelled, "pauses": paused}
+    if again and reapplied_jobs != "report":
+        existing = repository.create(tx, again, "keep")
+        counts["held" if hold else "jobs"] = len(again) - len(existing)
+    return counts
 
 
 def _find_existing(tx: Transaction, columns: list[Column[str]], ids: Iterable[str]) -> set[str]:
@@ -92,8 +137,9 @@ def _chunks(ids: Iterable[str]) -> Iterable[list[str]]:
 def record_rewind(tx: Transaction, rewind: Rewind) -> None:
     """Store a loss."""
     row = asdict(rewind)
-    examples, counts = row.pop("examples"), row.pop("counts")
-    tx.execute(insert(rewinds).values(**row, **counts, examples=json.dumps(examples)))
+    examples, counts, reapplied = row.pop("examples"), row.pop("counts"), row.pop("reapplied")
+    texts = {"examples": json.dumps(examples), "reapplied": json.dumps(reapplied)}
+    tx.execute(insert(rewinds).values(**row, **counts, **texts))
 
 
 def list_rewinds(tx: Transaction, since: datetime, until: datetime | None = None) -> list[Rewind]:
@@ -105,6 +151,7 @@ def list_rewinds(tx: Transaction, since: datetime, until: datetime | None = None
         Rewind(
             str(row.id), row.node, row.detected_at, row.lost_from, row.lost_until,
             {kind: getattr(row, kind) for kind in KINDS}, json.loads(row.examples),
+            json.loads(row.reapplied),
         )
         for row in tx.execute(select(rewinds).where(is_affected).order_by(rewinds.c.detected_at.desc()))
     ]  # fmt: skip

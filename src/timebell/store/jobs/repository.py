@@ -22,6 +22,7 @@ from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
 from timebell.store.jobs.indexes import UnindexedFilter, split_by_running
 from timebell.store.jobs.serial import complete_serial, lock_schedules, release_next
+from timebell.store.recent_writes import CREATIONS
 from timebell.store.schema import finished, jobs, requests, tenants
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH
@@ -58,6 +59,8 @@ def create(
         for job in fresh:
             if job.id not in inserted and (holder := _resolve_conflict(tx, job, on_conflict)):
                 existing[job.id] = holder
+    if not isinstance(new_jobs, UniformJobs):
+        tx.record(CREATIONS, {job.id: job for job in new_jobs if job.id not in existing})
     return existing
 
 

@@ -23,7 +23,7 @@ from timebell.recurrence import Override, Recurrence
 from timebell.store.jobs import claim, repository
 from timebell.store.jobs import serial as job_serial
 from timebell.store.jobs.bind_targets import bind_definition
-from timebell.store.recent_writes import SCHEDULES
+from timebell.store.recent_writes import PAUSES, SCHEDULES
 from timebell.store.schedules.rows import schedule_from_row, spec_from_row
 from timebell.store.schedules.schedules import (
     JobBuilder,
@@ -64,6 +64,7 @@ def pause_schedule(
     if schedule is None or not schedule.enabled:
         return schedule and _update_schedule(tx, id_, now, pause_reason=reason)
     decide_due_occurrences(tx, schedule, build, now)
+    tx.record(PAUSES, {id_: (tenant_id, reason, now)})
     return _update_schedule(tx, id_, now, enabled=False, paused_at=now, pause_reason=reason)
 
 
@@ -80,6 +81,7 @@ def resume_schedule(
         return schedule
     if not catch_up:
         skip_paused_occurrences(tx, schedule, build, now)
+    tx.record(PAUSES, {id_: None})
     resumed = _update_schedule(tx, id_, now, enabled=True, paused_at=None, pause_reason=None)
     notify_planners(tx, resumed)
     return resumed

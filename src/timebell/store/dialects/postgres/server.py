@@ -33,6 +33,11 @@ LIBPQ_KEEPALIVES = {
     "keepalives_idle": 4, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000,
 }  # fmt: skip
 _NO_PRIVILEGE = (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFunctionError)
+# The server ended the session of the probe, in any step of a statement.
+_PROBE_LOST = (
+    asyncpg.PostgresConnectionError, asyncpg.exceptions.OperatorInterventionError, asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)  # fmt: skip
 
 _IDENTIFY = (
     "SELECT (SELECT system_identifier FROM pg_control_system()) AS system, pg_postmaster_start_time() AS started_at,"
@@ -125,8 +130,11 @@ class PostgresServer:
         except asyncpg.PostgresError:  # such as too many connections: it lives
             return None
         try:
-            pids = [connection.get_server_pid() for connection in connections]
+            # The operations of connections that were closed meanwhile fail by themselves.
+            pids = [connection.get_server_pid() for connection in connections if not connection.is_closed()]
             sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, pids)}
+        except _PROBE_LOST as error:
+            return str(error) or type(error).__name__
         finally:
             probe.terminate()
         if any(pid not in sessions for pid in pids):

@@ -516,6 +516,7 @@ def upgrade() -> None:
         sa.Column("cancels", sa.Integer(), nullable=False),
         sa.Column("schedules", sa.Integer(), nullable=False),
         sa.Column("examples", sa.Text(), nullable=False),
+        sa.Column("reapplied", sa.Text(), nullable=False),
     )
     op.create_index("timebell_rewinds_detected_at", "timebell_rewinds", ["detected_at"])
     op.create_table(
