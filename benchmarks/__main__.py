@@ -1,9 +1,9 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: run the workloads and print them beside those of peers.
 
 `python -m benchmarks table` stores its results and writes docs/performance.md. Other commands: `http` measures the API,
-`pages` the dashboard, `failover` outages of the database, `targets` external queues, `push` sending push messages,
-`campaigns` campaigns to many devices, `plans` the plans of statements with ten million rows, `soak` a long run,
-`pinned` a snapshot that is held open, and `nodes` simulates more nodes than this machine can run.
+`pages` the dashboard, `forecast` the forecast, `failover` outages of the database, `targets` external queues, `push`
+sending push messages, `campaigns` campaigns to many devices, `plans` the plans of statements with ten million rows,
+`soak` a long run, `pinned` a snapshot that is held open, and `nodes` simulates more nodes than this machine can run.
 """
 
 from __future__ import annotations
@@ -173,6 +173,10 @@ if __name__ == "__main__":
             sys.exit(over_http.main(sys.argv[2:]))
         if sys.argv[1:2] == ["pages"]:
             sys.exit(pages.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["forecast"]:
+            from benchmarks import forecast
+
+            sys.exit(forecast.main(sys.argv[2:]))
         if sys.argv[1:2] == ["targets"]:
             sys.exit(to_targets.main(sys.argv[2:]))
         if sys.argv[1:2] == ["plans"]:

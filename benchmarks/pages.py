@@ -61,7 +61,7 @@ async def _insert_history(app: Timebell, count: int) -> None:
 
 
 @asynccontextmanager
-async def _serve(url: str) -> AsyncIterator[tuple[Timebell, str]]:
+async def serve(url: str) -> AsyncIterator[tuple[Timebell, str]]:
     """Run a node with the dashboard; yield the app and the base URL."""
     app = Timebell(url)
     app.settings = replace(app.settings, database_auto_upgrade=True, secret_key="benchmark")
@@ -183,7 +183,7 @@ async def _main(args: argparse.Namespace) -> bool:
         systems: list[Any] = [TimebellOnSqlite()] if "sqlite" in args.stores else []
         systems += [TimebellOnPostgres(database)] if database is not None else []
         for system in systems:
-            async with system, _serve(system.url) as (app, base_url):
+            async with system, serve(system.url) as (app, base_url):
                 await _insert_history(app, args.history)
                 rows += await _measure_pages(base_url, system.store, args.history, args.times)
                 rows += await _measure_live_updates(app, base_url, system.store, args)

@@ -171,6 +171,10 @@ class OnPostgres(BenchmarkedSystem):
             await self._connection.execute(self.backlog_sql, count, timeout=3600)
         await self.settle()
 
+    async def execute(self, statement: str) -> None:
+        """Execute a statement that may take long."""
+        await self._connection.execute(statement, timeout=3600)
+
     async def settle(self) -> None:
         await self._connection.execute("VACUUM ANALYZE")
         await self._connection.execute("CHECKPOINT")
@@ -229,7 +233,7 @@ class TimebellOnSqlite(BenchmarkedSystem):
         path = f"{self._folder.name}/bench.db"
         self.url = f"sqlite:///{path}"
         await processes.run_client(self.module, "setup", self.url)
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -249,8 +253,12 @@ class TimebellOnSqlite(BenchmarkedSystem):
         series = f"(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT i FROM n)"
         id_sql = "printf('0199c851-0000-7000-a000-%012x', i)"
         values |= {"id": id_sql, "payload": PAYLOAD_SQL, "no": "0", "now": self._now, "numbers": series}
-        self._connection.execute(INSERT_JOBS.format(**values))
+        await self.execute(INSERT_JOBS.format(**values))
         await self.settle()
+
+    async def execute(self, statement: str) -> None:
+        """Execute a statement that may take long."""
+        await asyncio.to_thread(self._connection.execute, statement)
 
     async def settle(self) -> None:
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -141,6 +141,15 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         "find_next_fire_at": lambda tx: tx.dialect.find_next_fire_at(tx),
         "count_live_jobs": lambda tx: tx.dialect.count_live_jobs(tx, of_schedules),
         "advance_cursors": advance_cursors,
+        "count_lane_by_minute": lambda tx: tx.dialect.count_lane_by_minute(
+            tx, lane, None, after(days=1, hours=8), after(days=1, hours=9), 1_000_000
+        ),
+        "count_lane_by_minute_of_tenant": lambda tx: tx.dialect.count_lane_by_minute(
+            tx, lane, "tenant1", after(days=1, hours=8), after(days=1, hours=9), 1_000_000
+        ),
+        "count_lane_by_minute_of_default": lambda tx: tx.dialect.count_lane_by_minute(
+            tx, lane, "default", after(days=1, hours=8), after(days=1, hours=9), 1_000_000
+        ),
         # The same on all databases.
         "count_in_flight": lambda tx: tx.run_sql(queue_limits.COUNT_IN_FLIGHT, queue="queue1"),
         "count_in_flight_by_group": lambda tx: tx.run_sql(queue_limits.COUNT_IN_FLIGHT_BY_GROUP, queue="queue1"),
@@ -224,6 +233,7 @@ MOST_BUFFERS = {
     "list_upcoming": 200, "scan_given_lanes": 600, "find_tenants": 20, "reserve_request_ids": 2_000,
     "insert_jobs": 9_000, "insert_jobs_returning": 9_000, "insert_running": 9_000, "insert_skipped": 5_000,
     "mark_serial": 2_000, "find_open_lanes": 100, "prune_finished": 20, "advance_fixed_delays": 3_000,
+    "count_lane_by_minute": 500, "count_lane_by_minute_of_tenant": 500, "count_lane_by_minute_of_default": 1_000,
 }  # fmt: skip
 
 

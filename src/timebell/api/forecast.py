@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ class Minute(ResponseBody):
 
     at: Instant
     schedules: Annotated[int, Field(description="Future occurrences of schedules.")]
-    jobs: Annotated[int, Field(description="Jobs that already exist.")]
+    jobs: Annotated[int, Field(description="Jobs that already exist, except held ones and those of paused queues.")]
     peak: Annotated[
         bool,
         Field(description=f"Peak: at least {MIN_PEAK_SIZE}, and {PEAK_FACTOR} times the average minute of the range."),
@@ -47,12 +47,16 @@ class Minute(ResponseBody):
 
 
 class Forecast(ResponseBody):
-    """Minutes with load. `complete` is false if there were too many occurrences to count all of them."""
+    """Minutes with load. `complete` is false if there were too many occurrences or jobs to count all of them."""
 
     from_: Annotated[Instant, Field(alias="from")]
     to: Instant
     total: int
     complete: bool
+    jobs_counted_until: Annotated[
+        Instant,
+        Field(description="Existing jobs are counted until this time: about a million, or the end of the range."),
+    ]
     minutes: list[Minute]
 
 
@@ -83,12 +87,11 @@ async def get_forecast(
         complete = await asyncio.to_thread(
             _count_occurrences, schedules, start, end, remaining, occurrences, names_by_minute
         )
-    jobs: dict[datetime, int] = (
-        await ctx.run(rows.count_pending_by_minute, ctx.tenant_id, start, end) if start < end else {}
-    )
+    pending: rows.PendingByMinute = await ctx.run(rows.count_pending_by_minute, ctx.tenant_id, start, end)
+    jobs = pending.counts
     return json_response({
         "from": format_utc(start), "to": format_utc(end), "total": occurrences.total() + sum(jobs.values()),
-        "complete": complete,
+        "complete": complete and pending.counted_until >= end, "jobsCountedUntil": format_utc(pending.counted_until),
         "minutes": _render_minutes(occurrences, jobs, names_by_minute, (end - start) / MINUTE),
     })  # fmt: skip
 
@@ -111,7 +114,7 @@ def _count_occurrences(
 
 def _render_minutes(
     occurrences: Counter[datetime],
-    jobs: dict[datetime, int],
+    jobs: Mapping[datetime, int],
     names_by_minute: dict[datetime, Counter[str]],
     minutes: float,
 ) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The hot operations, which every dialect implements with SQL of its own.
 
-A dialect has one module for each subject: `insert`, `claim`, `complete`, `release` and `fire`. Everything else is
-written once, in SQLAlchemy Core. "Add a hot store operation" in CONTRIBUTING.md describes how to add one.
+A dialect has one module for each subject: `insert`, `claim`, `complete`, `release`, `fire` and `forecast`. Everything
+else is written once, in SQLAlchemy Core. "Add a hot store operation" in CONTRIBUTING.md describes how to add one.
 """
 
 from __future__ import annotations
@@ -210,8 +210,22 @@ class FireOperations(Protocol):
         """
 
 
+class ForecastOperations(Protocol):
+    """Count what is due later."""
+
+    def count_lane_by_minute(
+        self, tx: Executor, lane: Lane, tenant: str | None, start: datetime, end: datetime, limit: int
+    ) -> list[Row]:
+        """Return minute, jobs and scanned for each minute of [start, end) in which jobs of a lane are due.
+
+        Counts the jobs of a tenant; None means all, which is faster where there is no tenant but `default`. `scanned`
+        is the number of index entries that were read: a minute is left after `limit` of them, except on MariaDB.
+        """
+
+
 class Operations(
-    InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations, Protocol
+    InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations, ForecastOperations,
+    Protocol,
 ):  # fmt: skip
     """All hot operations."""
 
@@ -229,8 +243,6 @@ class Operations(
     """True if `complete` needs no transaction."""
     partitioned: bool
     """True if `timebell_finished` has partitions."""
-    run_at_minute: str
-    """SQL for the minute of `run_at`: an instant, or minutes since 1970."""
 
     def to_db(self, instant: datetime | None) -> Any:
         """Convert an instant to a parameter or JSON value."""

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from timebell.store.dialects.mariadb.claim import ClaimOperations
 from timebell.store.dialects.mariadb.complete import CompleteOperations
 from timebell.store.dialects.mariadb.fire import FireOperations
+from timebell.store.dialects.mariadb.forecast import ForecastOperations
 from timebell.store.dialects.mariadb.insert import InsertOperations
 from timebell.store.dialects.mariadb.release import ReleaseOperations
 
 
-class MariaDialect(InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations):
+class MariaDialect(
+    InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations, ForecastOperations
+):
     """The hot operations on MariaDB.
 
     With `server_clock=False` (virtual time) only the node's clock decides which jobs are due.

@@ -23,7 +23,6 @@ MAX_BATCH_BYTES = 8_000_000
 class Values:
     """Base of the operations."""
 
-    run_at_minute = "run_at DIV 60000000"
     virtual_time = False
     """True in simulations: the node's own clock decides which jobs are due, and not also the server's."""
 

@@ -9,11 +9,14 @@ from timebell.store.dialects.postgres import stalled_sessions
 from timebell.store.dialects.postgres.claim import ClaimOperations
 from timebell.store.dialects.postgres.complete import CompleteOperations
 from timebell.store.dialects.postgres.fire import FireOperations
+from timebell.store.dialects.postgres.forecast import ForecastOperations
 from timebell.store.dialects.postgres.insert import InsertOperations
 from timebell.store.dialects.postgres.release import ReleaseOperations
 
 
-class PostgresDialect(InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations):
+class PostgresDialect(
+    InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations, ForecastOperations
+):
     """The hot operations on PostgreSQL.
 
     With `server_clock=False` (virtual time) only the node's clock decides which jobs are due.

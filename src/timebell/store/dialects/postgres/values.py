@@ -16,7 +16,6 @@ from timebell.store.types import to_utc
 class Values:
     """Base of the operations."""
 
-    run_at_minute = "date_trunc('minute', run_at)"
     virtual_time = False
     """True in simulations: the node's own clock decides which jobs are due, and not also the server's."""
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from timebell.store.dialects.sqlite.claim import ClaimOperations
 from timebell.store.dialects.sqlite.complete import CompleteOperations
 from timebell.store.dialects.sqlite.fire import FireOperations
+from timebell.store.dialects.sqlite.forecast import ForecastOperations
 from timebell.store.dialects.sqlite.insert import InsertOperations
 from timebell.store.dialects.sqlite.release import ReleaseOperations
 
 
-class SqliteDialect(InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations):
+class SqliteDialect(
+    InsertOperations, ClaimOperations, CompleteOperations, ReleaseOperations, FireOperations, ForecastOperations
+):
     """The hot operations on SQLite."""
 
     name = "sqlite"

@@ -19,8 +19,6 @@ from timebell.store.types import EPOCH, MICROSECOND, optional_from_micros
 class Values:
     """Base of the operations."""
 
-    run_at_minute = "run_at / 60000000"
-
     def to_db(self, instant: datetime | None) -> Any:
         """Convert an instant to a parameter or JSON value."""
         return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros` inlined: many calls per job
