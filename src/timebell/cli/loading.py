@@ -8,9 +8,12 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from timebell.app import Timebell
 from timebell.errors import InvalidInput, TimebellError
+
+T = TypeVar("T")
 
 
 def load_app(reference: str) -> Timebell:
@@ -18,15 +21,21 @@ def load_app(reference: str) -> Timebell:
 
     Raises InvalidInput (APP_NOT_FOUND, APP_NOT_LOADABLE), or any TimebellError of the app's own calls.
     """
-    where, _, attribute = reference.rpartition(":") if ":" in reference else (reference, "", "app")
+    return load_object(reference, Timebell, "app")
+
+
+def load_object(reference: str, kind: type[T], default_name: str) -> T:
+    """Import an object of a class from a reference with or without its name; the errors are those of `load_app`."""
+    where, _, name = reference.rpartition(":") if ":" in reference else (reference, "", default_name)
+    name = name or default_name
     module = _from_file(Path(where)) if where.endswith(".py") or "/" in where else _from_module(where)
-    app = getattr(module, attribute or "app", None)
-    if isinstance(app, Timebell):
-        return app
-    others = [name for name, value in vars(module).items() if isinstance(value, Timebell)]
+    found = getattr(module, name, None)
+    if isinstance(found, kind):
+        return found
+    others = [name for name, value in vars(module).items() if isinstance(value, kind)]
     raise InvalidInput(
-        f"{where} has no Timebell named {attribute!r}.", code="APP_NOT_FOUND",
-        fix=f"Did you mean {where}:{others[0]}?" if others else f"Define it: {attribute} = Timebell()",
+        f"{where} has no {kind.__name__} named {name!r}.", code="APP_NOT_FOUND",
+        fix=f"Did you mean {where}:{others[0]}?" if others else f"Define it: {name} = {kind.__name__}()",
     )  # fmt: skip
 
 

@@ -324,6 +324,37 @@ def import_crontab(
     )
 
 
+@imports.command("apscheduler")
+@click.argument("source", help="A scheduler as module:name or path.py:name, or the database URL of its job store.")
+@click.option("--table", default="apscheduler_jobs", help="Table of the job store.  [default: apscheduler_jobs]")
+@click.option("--dry-run", is_flag=True, help="Verify and show the schedules; write nothing.")
+@database_option
+@output_option
+def import_apscheduler(source: str, table: str, dry_run: bool, database: str | None, output: str | None) -> None:
+    """Import the jobs of APScheduler 3, with equal fire times. Safe to repeat.
+
+    Refuses each job that cannot be expressed exactly. Stored jobs are pickles: import only your own.
+    """
+    from timebell.cli.importers import report
+
+    raise click.exceptions.Exit(report.import_apscheduler(source, table, database, output, dry_run=dry_run))
+
+
+@imports.command("celery")
+@click.argument("app", help="A Celery app as module:name or path.py:name.")
+@click.option("--dry-run", is_flag=True, help="Verify and show the schedules; write nothing.")
+@database_option
+@output_option
+def import_celery(app: str, dry_run: bool, database: str | None, output: str | None) -> None:
+    """Import the beat schedule of a Celery app, with equal fire times. Safe to repeat.
+
+    Its tasks are sent to the same workers. Refuses each entry that cannot be expressed exactly.
+    """
+    from timebell.cli.importers import report
+
+    raise click.exceptions.Exit(report.import_celery(app, database, output, dry_run=dry_run))
+
+
 @root.command("simulate")
 @click.argument("file", type=click.Path(path_type=Path), help="YAML: schedules as for apply, jobs, and a scenario.")
 @click.option("--from", "start", required=True, metavar="T", help="Start of the simulated time.")

@@ -1,0 +1,1 @@
+"""Import schedules from other schedulers: `timebell import apscheduler` and `timebell import celery`."""
