@@ -1,9 +1,10 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: run the workloads and print them beside those of peers.
 
-`python -m benchmarks table` stores its results and writes docs/performance.md. Other commands: `http` measures the API,
-`pages` the dashboard, `forecast` the forecast, `failover` outages of the database, `targets` external queues, `push`
-sending push messages, `campaigns` campaigns to many devices, `plans` the plans of statements with ten million rows,
-`soak` a long run, `pinned` a snapshot that is held open, and `nodes` simulates more nodes than this machine can run.
+`python -m benchmarks table` stores its results and writes docs/performance.md. Other commands: `profile` attributes the
+CPU time of a job to its steps, `http` measures the API, `pages` the dashboard, `forecast` the forecast, `failover` outages
+of the database, `targets` external queues, `push` sending push messages, `campaigns` campaigns to many devices, `plans` the
+plans of statements with ten million rows, `soak` a long run, `pinned` a snapshot that is held open, and `nodes` simulates
+more nodes than this machine can run.
 """
 
 from __future__ import annotations
@@ -60,12 +61,11 @@ def _plan_runs(args: argparse.Namespace, server: Server | None) -> list[tuple[st
             plan.append((workload, TimebellOnSqlite(), 1))
         if server is not None:
             systems: list[BenchmarkedSystem] = [TimebellOnPostgres(server)]
-            if workload != "W7":  # peers have no tenants
-                systems += [PEERS[peer](server) for peer in args.peers]
+            systems += [PEERS[peer](server) for peer in args.peers]
             plan += [
                 (workload, system, count)
                 for count in counts for system in systems
-                if system.max_jobs.get(workload) != 0 and (count == 1 or system.sees_new_jobs)
+                if workload in system.workloads and (count == 1 or system.sees_new_jobs)
             ]  # fmt: skip
         if "mariadb" in args.stores:
             from benchmarks.on_mariadb import TimebellOnMariadb  # requires packages of the tests
@@ -97,7 +97,17 @@ async def _measure(args: argparse.Namespace, sizes: Sizes, cells: list[Cell], se
 
 
 def _summarize(figures: dict[str, Any]) -> str:
-    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "durable_s", "idle_server_cpu_s", "lost", "dup", "early")
+    names = (
+        "jobs_s",
+        "worker_us",
+        "lag_p50_ms",
+        "lag_p99_ms",
+        "durable_s",
+        "idle_server_cpu_s",
+        "lost",
+        "dup",
+        "early",
+    )
     return ", ".join(f"{name} {report.format_number(figures[name])}" for name in names if name in figures)
 
 
@@ -169,6 +179,10 @@ if __name__ == "__main__":
             from benchmarks import table  # requires the packages of the peers
 
             sys.exit(table.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["profile"]:
+            from benchmarks import job_profile
+
+            sys.exit(job_profile.main(sys.argv[2:]))
         if sys.argv[1:2] == ["http"]:
             sys.exit(over_http.main(sys.argv[2:]))
         if sys.argv[1:2] == ["pages"]:

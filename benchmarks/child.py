@@ -68,9 +68,14 @@ def print_json(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-async def report_until_closed(out: str) -> None:
-    """Print `ready`, then the number of starts until standard input closes; then write all starts to `out`."""
-    print_json(ready=True)
+def report_startup() -> None:
+    """Print the CPU time so far; called just before the worker begins to look for jobs."""
+    print_json(startup_cpu=time.process_time())
+
+
+async def report_until_closed(out: str, **facts: Any) -> None:
+    """Print `ready` and `facts`, then the number of starts until standard input closes; then write all to `out`."""
+    print_json(ready=True, **facts)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     closing = asyncio.ensure_future(reader.read())

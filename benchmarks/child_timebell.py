@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import cProfile
 import gc
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,9 +38,11 @@ async def setup(url: str, _: dict[str, Any]) -> None:
 
 async def create(url: str, spec: dict[str, Any]) -> None:
     """Create one-shots with schedule_many."""
-    app = Timebell(url, timezone="UTC")
+    app = _app(url)
     await app.open()
     due_now = spec["lead"] <= 0
+    webhook = spec.get("webhook")
+    target = None if webhook is None else {"kind": "http", "url": webhook}
 
     async def write(batch: list[dict[str, Any]]) -> None:
         await app.schedule_many(
@@ -45,6 +51,7 @@ async def create(url: str, spec: dict[str, Any]) -> None:
                 run_at=None if due_now else datetime.fromtimestamp(each["due"] / 1000, UTC),
                 payload=each,
                 tenant_id=spec.get("tenant"),
+                target=target,
             )
             for each in batch
         )
@@ -65,14 +72,11 @@ async def repeat(url: str, spec: dict[str, Any]) -> None:
 
 
 async def work(url: str, spec: dict[str, Any]) -> None:
-    """Run one node with an async handler that only records its start."""
+    """Run one node with a handler that records its start, and waits as the workload requires."""
     if spec.get("schedules"):
         _time_planner()
-    app = Timebell(url, timezone="UTC")
-
-    @app.on("bench")
-    async def handle(event: Arrived) -> None:
-        child.record_start(event.payload["i"], event.payload["due"] / 1000)
+    app = _app(url)
+    app.on("bench")(_handler(spec.get("handler", "record"), spec.get("wait_ms", 0) / 1000))
 
     @app.on("flood")
     async def do_nothing(_: Arrived) -> None:
@@ -81,11 +85,45 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     gc.freeze()  # the same settings as `timebell run`
     gc.set_threshold(50_000, 20, 100)
     sys.setswitchinterval(0.0005)
+    profiler = cProfile.Profile() if "profile" in spec else None
+    child.report_startup()
+    if profiler is not None:
+        profiler.enable()
     async with app.running():
         await asyncio.sleep(1)  # until after its first heartbeat
         await child.report_until_closed(spec["out"])
+        if profiler is not None:
+            profiler.disable()
+            profiler.dump_stats(spec["profile"])
         child.print_json(passes_ms=planner_passes)
     await app.close()
+
+
+def _app(url: str) -> Timebell:
+    """Return the app, which may send webhooks to this machine."""
+    app = Timebell(url, timezone="UTC")
+    app.settings = replace(
+        app.settings, webhook_allow_private=True, webhook_signing_secret=f"whsec_{base64.b64encode(bytes(32)).decode()}"
+    )
+    return app
+
+
+def _handler(kind: str, wait_seconds: float) -> Callable[[Arrived], Any]:
+    """Return a handler: `record` ends in its first step, `await` waits, `plain` runs in a thread."""
+
+    async def record(event: Arrived) -> None:
+        child.record_start(event.payload["i"], event.payload["due"] / 1000)
+
+    async def record_and_await(event: Arrived) -> None:
+        child.record_start(event.payload["i"], event.payload["due"] / 1000)
+        await asyncio.sleep(wait_seconds)
+
+    def plain(event: Arrived) -> None:
+        child.record_start(event.payload["i"], event.payload["due"] / 1000)
+        if wait_seconds:
+            time.sleep(wait_seconds)
+
+    return {"record": record, "await": record_and_await, "plain": plain}[kind]
 
 
 def _time_planner() -> None:

@@ -9,7 +9,7 @@ import pymysql
 from sqlalchemy import make_url
 
 from benchmarks import processes
-from benchmarks.systems import INSERT_JOBS, PAYLOAD_SQL, BenchmarkedSystem
+from benchmarks.systems import ALL_WORKLOADS, INSERT_JOBS, PAYLOAD_SQL, BenchmarkedSystem
 
 
 class TimebellOnMariadb(BenchmarkedSystem):
@@ -18,6 +18,7 @@ class TimebellOnMariadb(BenchmarkedSystem):
     name = "Timebell"
     store = "mariadb"
     module = "child_timebell"
+    workloads = ALL_WORKLOADS
     batch = 5000
 
     async def __aenter__(self) -> TimebellOnMariadb:

@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import cpu_seconds
+
 CLIENT_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS = 600.0, 40.0
 
 
@@ -75,8 +77,8 @@ def _kill(process: Process) -> None:
 class Workers:
     """Worker processes, ready during the block; `records` contains their starts (number, due, start) after `stop`."""
 
-    def __init__(self, module: str, url: str, count: int, **spec: Any) -> None:
-        self._module, self._url, self._count, self._spec = module, url, count, spec
+    def __init__(self, module: str, url: str, count: int, command: str = "work", **spec: Any) -> None:
+        self._module, self._url, self._count, self._command, self._spec = module, url, count, command, spec
         self._folder = tempfile.TemporaryDirectory(prefix="timebell-bench-")
         self._processes: list[Process] = []
         self._readers: list[asyncio.Task[None]] = []
@@ -84,13 +86,17 @@ class Workers:
         self.records: list[tuple[int, float, float]] = []
         self.passes: list[float] = []
         """Durations in ms of the planner passes of Timebell that fired something."""
+        self.startup_cpu = 0.0
+        """CPU seconds that all workers used before they began to look for jobs."""
+        self.port = 0
+        """The port of a receiver of webhooks."""
 
     async def __aenter__(self) -> Workers:
         try:
             ready = []
             for number in range(self._count):
                 out = os.path.join(self._folder.name, str(number))
-                process = await start(self._module, "work", self._url, {**self._spec, "out": out})
+                process = await start(self._module, self._command, self._url, {**self._spec, "out": out})
                 self._processes.append(process)
                 self._counts.append(0)
                 ready.append(asyncio.Event())
@@ -111,7 +117,10 @@ class Workers:
                 message = json.loads(line)
                 self._counts[number] = message.get("count", self._counts[number])
                 self.passes += message.get("passes_ms", [])
-                ready.set()
+                self.port = message.get("port", self.port)
+                self.startup_cpu += message.get("startup_cpu", 0.0)
+                if "ready" in message:
+                    ready.set()
         await process.wait()
         ready.set()
 
@@ -119,6 +128,11 @@ class Workers:
     def count(self) -> int:
         """Number of starts so far."""
         return sum(self._counts)
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of all workers since they began to look for jobs."""
+        return sum(map(cpu_seconds, self.pids)) - self.startup_cpu
 
     @property
     def pids(self) -> list[int]:

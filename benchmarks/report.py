@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 # By workload: (figure, heading, whether more is better), in display order.
-COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
+COLUMNS: dict[str, Sequence[tuple[str, str, bool | None]]] = {
     "W1": [("jobs_s", "jobs/s", True)],
     "W2": [
         ("jobs_s", "jobs/s", True), ("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False),
@@ -25,7 +25,8 @@ COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
         ("pass_p99_ms", "planner p99 ms", None),
     ],
     "W6": [("jobs_s", "jobs/s", True), ("durable_s", "durable s", False), ("create_jobs_s", "created/s", True)],
-    "W7": [
+    **dict.fromkeys(("W7", "W8", "W8s", "W9"), (("jobs_s", "jobs/s", True), ("worker_us", "worker us a job", False))),
+    "tenants": [
         ("lag_p50_ms", "p50 ms", False), ("lag_p95_ms", "p95 ms", False), ("lag_max_ms", "max ms", False),
         ("flood_jobs_s", "flood jobs/s", True), ("flood_left", "flood left", None),
     ],
@@ -37,7 +38,11 @@ TITLES = {
     "W4": "steady with a backlog, then idle",
     "W5": "schedules due at the same full minute",
     "W6": "due now, to durable completion",
-    "W7": "jobs of one tenant during a flood of another's jobs",
+    "W7": "async handlers that await 5 ms, to durable completion",
+    "W8": "plain functions, to durable completion",
+    "W8s": "plain functions that sleep 2 ms, to durable completion",
+    "W9": "signed webhooks to a receiver on this machine, to durable completion",
+    "tenants": "jobs of one tenant during a flood of another's jobs",
 }
 SUMMED_FIGURES = ("lost", "dup", "early", "not_completed")
 

@@ -106,8 +106,10 @@ class BenchmarkedSystem(ABC):
     """True if a new schedule also fires for the current minute, which takes the system a long time."""
     pace = 3000
     """Minimum rate of creating jobs per second; determines how long before the due instant creation starts."""
+    workloads: ClassVar[frozenset[str]] = frozenset(("W1", "W2", "W3", "W4", "W5", "W6"))
+    """The workloads that it can run."""
     max_jobs: ClassVar[Mapping[str, int]] = {}
-    """Reduced number of jobs by workload; with 0 the workload is not run."""
+    """Reduced number of jobs by workload."""
     server_pid: int | None = None
     server_version: str | None = None
     """Name and version of its server, if that is not PostgreSQL."""
@@ -138,6 +140,9 @@ class BenchmarkedSystem(ABC):
     @abstractmethod
     async def done(self) -> int | None:
         """Return the number of completed jobs in the store; None if the store deletes them."""
+
+
+ALL_WORKLOADS = BenchmarkedSystem.workloads | {"W7", "W8", "W8s", "W9", "tenants"}
 
 
 class OnPostgres(BenchmarkedSystem):
@@ -194,6 +199,7 @@ class TimebellOnPostgres(OnPostgres):
 
     name = "Timebell"
     module = "child_timebell"
+    workloads = ALL_WORKLOADS
     batch = 5000
     table = "timebell_jobs"
     unfinished_sql = (  # with conditions that use an index, so that the backlog is not read
@@ -226,6 +232,7 @@ class TimebellOnSqlite(BenchmarkedSystem):
     name = "Timebell"
     store = "sqlite"
     module = "child_timebell"
+    workloads = ALL_WORKLOADS
     batch = 5000
 
     async def __aenter__(self) -> TimebellOnSqlite:

@@ -27,19 +27,23 @@ from benchmarks.peers.systems import PEERS, prepare
 from benchmarks.systems import BenchmarkedSystem, Server, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
-CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6")
+CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W8s", "W9")
 SYSTEMS: dict[str, type[Any]] = {"sqlite": TimebellOnSqlite, "postgres": TimebellOnPostgres, **PEERS}
 STRONGEST = {  # the strongest peers by workload, measured directly after Timebell
     "W1": ("graphile", "pgboss"), "W2": ("graphile", "pgboss"), "W3": ("celery", "apscheduler"),
     "W4": ("bullmq", "pgqueuer"), "W5": ("bullmq", "graphile"), "W6": ("graphile", "pgboss"),
+    "W7": ("graphile", "pgboss"), "W8": ("celery", "dramatiq"), "W8s": ("celery", "dramatiq"),
+    "W9": ("aiohttp", "bullmq"),
 }  # fmt: skip
 TWO_PROCESS_WORKLOADS = {  # workloads that are also measured with two processes, by system
-    "postgres": CHOSEN, **dict.fromkeys(("pgqueuer", "graphile", "pgboss", "bullmq"), ("W2", "W6")),
+    "postgres": ("W1", "W2", "W3", "W4", "W5", "W6"),
+    **dict.fromkeys(("pgqueuer", "graphile", "pgboss", "bullmq"), ("W2", "W6")),
 }  # fmt: skip
 PACES = {  # minimum jobs per second that each system creates and runs; for the estimated duration of a cell
     "sqlite": (60_000, 10_000), "postgres": (50_000, 10_000), "pgqueuer": (25_000, 9_000), "graphile": (35_000, 12_000),
     "pgboss": (28_000, 15_000), "bullmq": (18_000, 9_000), "procrastinate": (9_000, 430),
-    "apscheduler": (1_200, 1_200), "celery": (1_700, 850),
+    "apscheduler": (1_200, 1_200), "celery": (1_700, 850), "dramatiq": (2_000, 500), "huey": (2_000, 500),
+    "aiohttp": (50_000, 2_000),
 }  # fmt: skip
 LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows per second that a backlog is inserted with
 OVERHEAD_SECONDS = 10  # creating a database, starting and stopping processes
@@ -78,7 +82,8 @@ class Cell:
             "W4": backlog + steady + sizes.idle + 15,
             "W5": 75 + (60 + 40) * kind.fires_on_creation,
             "W6": count(sizes.drain) / create_rate + count(sizes.drain) / run_rate,
-        }
+            "W7": count(sizes.drain) / create_rate + count(sizes.drain) / min(run_rate, 5_000),
+        } | dict.fromkeys(("W8", "W8s", "W9"), count(sizes.calls) / create_rate + count(sizes.calls) / 400)
         return OVERHEAD_SECONDS + durations[self.workload]
 
     def limit(self, sizes: Sizes) -> float:
@@ -92,7 +97,7 @@ def plan_cells(workloads: Sequence[str], systems: Sequence[str]) -> Iterator[Cel
     for workload in workloads:
         for place, (processes, system) in enumerate((count, name) for count in (1, 2) for name in SYSTEMS):
             included = processes == 1 or workload in TWO_PROCESS_WORKLOADS.get(system, ())
-            if included and system in systems and SYSTEMS[system].max_jobs.get(workload) != 0:
+            if included and system in systems and workload in SYSTEMS[system].workloads:
                 cells.append(Cell(workload, system, processes, place))
     yield from sorted(cells, key=_priority)
 

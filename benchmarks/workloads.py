@@ -1,4 +1,4 @@
-"""The seven workloads, each a function of a system with a new database; README.md describes what they measure.
+"""The workloads, each a function of a system with a new database; README.md describes what they measure.
 
 Lag is the wall clock at the start of the handler minus the due instant, on one machine. Every job has a number, and the
 benchmark verifies that every number was recorded exactly once.
@@ -22,6 +22,8 @@ MIN_JOBS_PER_SECOND = 150  # slower runs are aborted
 SETTLE_SECONDS = 2.0  # before the idle period is measured
 EARLY_SECONDS = 1.0  # a start up to this long before a minute belongs to that minute, and is early
 MAX_LATE_SECONDS = 48.0  # wait for starts until this long after the minute
+AWAIT_MS = 5  # what an async handler of W7 awaits
+BLOCK_MS = 2  # what a plain function of W8s sleeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Sizes:
     idle: float = 20.0
     schedules: int = 2_000
     drain: int = 50_000
+    calls: int = 10_000
     flood: int = 1_000_000
     flood_on_sqlite: int = 200_000
     beside: int = 30
@@ -43,7 +46,7 @@ class Sizes:
 
 SCALES = {
     "full": Sizes(),
-    "small": Sizes(10_000, 4_000, 1_000, 5.0, 50_000, 5.0, 200, 10_000, 100_000, 60_000, 8),
+    "small": Sizes(10_000, 4_000, 1_000, 5.0, 50_000, 5.0, 200, 10_000, 2_000, 100_000, 60_000, 8),
 }
 
 
@@ -111,20 +114,41 @@ async def w5(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
 
 async def w6(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
     """Run due jobs that were created before the workers start: from the first start to durable completion."""
-    count = _count(system, "W6", sizes.drain)
-    created = await _create(system, count, lead=0, span=0)
-    with Meter(system.server_pid) as meter:
-        async with processes.Workers(system.module, system.url, workers) as pool:
-            end = await _wait_for_completion(system, pool, count, time.time() + count / MIN_JOBS_PER_SECOND + 30)
-            await pool.stop()
-    figures = await _check(system, pool, count)
-    begin = min((start for _, _, start in pool.records), default=end)
-    figures = {name: figures[name] for name in figures if not name.startswith("lag")}
-    figures |= {"jobs_s": count / max(end - begin, 0.001), "create_jobs_s": count / created["seconds"]}
-    return figures | {"durable_s": end - begin, **meter.figures}
+    return await _drain(system, workers, _count(system, "W6", sizes.drain))
 
 
-async def w7(system: Any, workers: int, sizes: Sizes) -> Figures:
+async def w7(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
+    """Run W6 with async handlers that await AWAIT_MS."""
+    return await _drain(system, workers, _count(system, "W7", sizes.drain), handler="await", wait_ms=AWAIT_MS)
+
+
+async def w8(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
+    """Run W6 with plain functions, in threads or child processes, that return immediately."""
+    return await _drain(system, workers, _count(system, "W8", sizes.calls), handler="plain", wait_ms=0)
+
+
+async def w8s(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
+    """Run W8 with plain functions that sleep BLOCK_MS."""
+    return await _drain(system, workers, _count(system, "W8s", sizes.calls), handler="plain", wait_ms=BLOCK_MS)
+
+
+async def w9(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
+    """Run due jobs that are webhooks, sent to a receiver on this machine, which records their arrival."""
+    count = _count(system, "W9", sizes.calls)
+    async with processes.Workers("child_webhooks", "", 1, "receive") as receiver:
+        url = f"http://127.0.0.1:{receiver.port}/hook"
+        await _create(system, count, lead=0, span=0, webhook=url)
+        with Meter(system.server_pid) as meter:
+            async with processes.Workers(system.module, system.url, workers, webhook=url, n=count) as pool:
+                end = await _wait_for_completion(
+                    system, receiver, count, time.time() + count / MIN_JOBS_PER_SECOND + 30
+                )
+                cpu = pool.cpu
+        await receiver.stop()
+    return await _drain_figures(system, receiver, count, end, cpu) | meter.figures
+
+
+async def tenants(system: Any, workers: int, sizes: Sizes) -> Figures:
     """Measure the lag of one job per second of a tenant during a flood of due jobs of another; Timebell only."""
     flood = sizes.flood if isinstance(system, TimebellOnPostgres) else sizes.flood_on_sqlite
     begin = time.monotonic()
@@ -145,6 +169,30 @@ async def w7(system: Any, workers: int, sizes: Sizes) -> Figures:
         | {"flood_jobs_s": (flood - remaining) / seconds, "created_late": creation["created"] >= creation["due"]}
         | meter.figures
     )
+
+
+async def _drain(system: BenchmarkedSystem, workers: int, count: int, **spec: Any) -> Figures:
+    """Run due jobs that exist before the workers start; `spec` describes their handler."""
+    created = await _create(system, count, lead=0, span=0)
+    with Meter(system.server_pid) as meter:
+        async with processes.Workers(system.module, system.url, workers, **spec) as pool:
+            end = await _wait_for_completion(system, pool, count, time.time() + count / MIN_JOBS_PER_SECOND + 30)
+            cpu = pool.cpu
+            await pool.stop()
+    figures = await _drain_figures(system, pool, count, end, cpu)
+    return figures | {"create_jobs_s": count / created["seconds"], **meter.figures}
+
+
+async def _drain_figures(
+    system: BenchmarkedSystem, starts: processes.Workers, count: int, end: float, cpu: float
+) -> Figures:
+    """Return jobs per second from the first start to `end`, and the CPU of the workers per job."""
+    figures = await _check(system, starts, count)
+    begin = min((start for _, _, start in starts.records), default=end)
+    figures = {name: figures[name] for name in figures if not name.startswith("lag")}
+    return figures | {
+        "jobs_s": count / max(end - begin, 0.001), "durable_s": end - begin, "worker_us": cpu / count * 1e6,
+    }  # fmt: skip
 
 
 async def _run_due(
@@ -239,4 +287,7 @@ def _quantile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(len(values) * share))]
 
 
-WORKLOADS = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W6": w6, "W7": w7}
+WORKLOADS = {
+    "W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W6": w6, "W7": w7, "W8": w8, "W8s": w8s, "W9": w9,
+    "tenants": tenants,
+}  # fmt: skip

@@ -22,6 +22,7 @@ from celery import Celery, signals
 from celery.schedules import crontab
 
 from benchmarks import child
+from benchmarks.machine import cpu_seconds
 
 DAY_SECONDS = 86_400
 STOP_TIMEOUT_SECONDS = 20.0  # for requeuing its unacknowledged jobs one by one; all records are in files by then
@@ -33,6 +34,7 @@ app.conf.update(
     worker_prefetch_multiplier=4, worker_redirect_stdouts=False,
 )  # fmt: skip
 _out = ""
+_wait_seconds = 0.0
 _file: int | None = None
 
 
@@ -43,6 +45,8 @@ def bench(i: int, due: int, pad: str) -> None:
     if _file is None:
         _file = os.open(f"{_out}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(_file, struct.pack("ddd", i, due / 1000, time.time()))
+    if _wait_seconds:
+        time.sleep(_wait_seconds)
 
 
 async def setup(_url: str, _: dict[str, Any]) -> None:
@@ -65,8 +69,8 @@ async def create(url: str, spec: dict[str, Any]) -> None:
 
 def work(url: str, spec: dict[str, Any]) -> None:
     """Run one worker."""
-    global _out
-    _out = spec["out"]
+    global _out, _wait_seconds
+    _out, _wait_seconds = spec["out"], spec.get("wait_ms", 0) / 1000
     app.conf.broker_url = url
     arguments = ["worker", "-P", "prefork", "-c", "2", "--loglevel=ERROR"]
     arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
@@ -79,7 +83,7 @@ def work(url: str, spec: dict[str, Any]) -> None:
 
     @signals.worker_ready.connect(weak=False)
     def ready(**_: Any) -> None:
-        child.print_json(ready=True)
+        child.print_json(ready=True, startup_cpu=cpu_seconds(os.getpid()))
         threading.Thread(target=_watch, daemon=True).start()
 
     with tempfile.TemporaryDirectory(prefix="timebell-bench-beat-") as folder:

@@ -14,6 +14,16 @@ export const payload = (number, due) => ({ i: number, due, pad: PAD });
 // Record that the handler of a job started now; `due` in milliseconds.
 export const recordStart = (number, due) => starts.push(number, due / 1000, Date.now() / 1000);
 
+// Print the CPU time so far; called just before the worker begins to look for jobs.
+export const reportStartup = () => {
+  const { user, system } = process.cpuUsage();
+  printJson({ startup_cpu: (user + system) / 1e6 });
+};
+
+// Wait as the handler of W7 does; undefined without a wait.
+export const wait = () => (spec.wait_ms ? new Promise((resolve) => setTimeout(resolve, spec.wait_ms)) : undefined);
+export const waits = Boolean(spec.wait_ms);
+
 const CONCURRENT_BATCHES = 2; // as in ../child.py
 
 // Create the jobs of the spec in batches; print the duration, the due instant and the time of completion.

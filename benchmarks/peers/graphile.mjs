@@ -1,7 +1,7 @@
-// Graphile Worker, tuned: 24 concurrent jobs, a local queue, batched completion, polling every 100 ms; addJobs.
+// Graphile Worker, tuned: 24 concurrent jobs (500 that wait), a local queue, batched completion, polling every 100 ms; addJobs.
 // Schedules are defined in code.
 import {
-  command, create, payload, printJson, recordStart, reportUntilClosed, requirePackage, spec, url,
+  command, create, payload, printJson, recordStart, reportStartup, reportUntilClosed, requirePackage, spec, url, wait, waits,
 } from "./child.mjs";
 
 const { run, makeWorkerUtils, parseCronItems, Logger } = requirePackage("graphile-worker");
@@ -15,18 +15,24 @@ if (command === "work") {
     identifier: `s${k}`,
     payload: payload(k, 0),
   }));
+  reportStartup();
   const runner = await run({
     connectionString,
     logger,
     noHandleSignals: true,
-    taskList: { bench: async (job) => recordStart(job.i, job._cron ? Date.parse(job._cron.ts) : job.due) },
+    taskList: {
+      bench: async (job) => {
+        recordStart(job.i, job._cron ? Date.parse(job._cron.ts) : job.due);
+        if (waits) await wait();
+      },
+    },
     parsedCronItems: parseCronItems(schedules),
     preset: {
       worker: {
-        concurrentJobs: 24,
+        concurrentJobs: waits ? 500 : 24,
         maxPoolSize: 26,
         pollInterval: 100,
-        localQueue: { size: 500 },
+        localQueue: { size: waits ? 1000 : 500 },
         completeJobBatchDelay: 0,
         failJobBatchDelay: 0,
       },

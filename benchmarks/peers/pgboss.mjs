@@ -1,6 +1,6 @@
 // pg-boss: two concurrent batches of 500, LISTEN/NOTIFY, the minimum polling interval; insert; its own schedules.
 import {
-  command, create, payload, printJson, recordStart, repeat, reportUntilClosed, requirePackage, spec, url,
+  command, create, payload, printJson, recordStart, reportStartup, repeat, reportUntilClosed, requirePackage, spec, url, wait, waits,
 } from "./child.mjs";
 
 const { PgBoss } = requirePackage("pg-boss");
@@ -25,8 +25,10 @@ if (isWorker) {
     notifyPollingIntervalSeconds: 0.5,
     burstWhenBatchFull: true,
   };
+  reportStartup();
   await boss.work("bench", options, async (jobs) => {
     for (const job of jobs) recordStart(job.data.i, job.data.due);
+    if (waits) await Promise.all(jobs.map(wait));
   });
   reportUntilClosed(() => boss.stop({ graceful: true, timeout: 3000 }));
 } else {

@@ -50,6 +50,8 @@ async def work(url: str, spec: dict[str, Any]) -> None:
         async def handle(job: Any) -> None:
             each = orjson.loads(job.payload)
             child.record_start(each["i"], each["due"] / 1000)
+            if wait_ms := spec.get("wait_ms"):
+                await asyncio.sleep(wait_ms / 1000)
 
         def schedule(number: int) -> None:
             @queue.schedule(f"s{number}", "* * * * *")
@@ -58,6 +60,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
 
         for number in range(spec.get("schedules", 0)):
             schedule(number)
+        child.report_startup()
         running = asyncio.create_task(queue.run(batch_size=250))
         await asyncio.sleep(1)
         await child.report_until_closed(spec["out"])

@@ -17,6 +17,7 @@ class PgQueuer(OnPostgres):
 
     name = "PgQueuer"
     module = "peers.pgqueuer"
+    workloads = BenchmarkedSystem.workloads | {"W7"}
     schedules_in_code = True
     batch = 1000
     table = "pgqueuer"
@@ -54,7 +55,7 @@ class APScheduler(OnPostgres):
     sees_new_jobs = False
     pace = 500
     batch = 100
-    max_jobs: ClassVar[Mapping[str, int]] = {"W4": 0, "W6": 0}
+    workloads = BenchmarkedSystem.workloads - {"W4", "W6"}
     table = "apscheduler_jobs"
     unfinished_sql = (
         "SELECT EXISTS (SELECT 1 FROM apscheduler_jobs WHERE next_run_time < extract(epoch FROM now()) + 3600)"
@@ -66,6 +67,7 @@ class GraphileWorker(OnPostgres):
 
     name = "Graphile Worker"
     module = "peers/graphile.mjs"
+    workloads = BenchmarkedSystem.workloads | {"W7"}
     schedules_in_code = True
     batch = 5000
     table = "graphile_worker._private_jobs"
@@ -79,6 +81,7 @@ class PgBoss(OnPostgres):
 
     name = "pg-boss"
     module = "peers/pgboss.mjs"
+    workloads = BenchmarkedSystem.workloads | {"W7"}
     fires_on_creation = True
     batch = 5000
     table = "pgboss.job"
@@ -142,6 +145,7 @@ class BullMQ(OnRedis):
 
     name = "BullMQ"
     module = "peers/bullmq.mjs"
+    workloads = BenchmarkedSystem.workloads | {"W7", "W9"}
     batch = 2000
 
     async def pending(self) -> int:
@@ -155,6 +159,7 @@ class Celery(OnRedis):
 
     name = "Celery"
     module = "peers.celery"
+    workloads = BenchmarkedSystem.workloads | {"W8", "W8s"}
     schedules_in_code = True
     batch = 100
     pace = 1000
@@ -164,11 +169,70 @@ class Celery(OnRedis):
         return await _count(self.redis.llen("celery")) + await _count(self.redis.hlen("unacked"))
 
 
+class Dramatiq(OnRedis):
+    """Dramatiq: Python, Redis as broker."""
+
+    name = "Dramatiq"
+    module = "peers.dramatiq"
+    workloads = frozenset(("W8", "W8s"))
+    batch = 100
+
+    async def pending(self) -> int:
+        waiting = await _count(self.redis.llen("dramatiq:default"))
+        fetched = [await _count(self.redis.scard(key)) async for key in self.redis.scan_iter("dramatiq:__acks__.*")]
+        return waiting + sum(fetched)
+
+
+class Huey(OnRedis):
+    """Huey: Python, Redis. It removes a job from Redis before the job runs."""
+
+    name = "Huey"
+    module = "peers.huey"
+    workloads = frozenset(("W8", "W8s"))
+    batch = 100
+
+    async def pending(self) -> int:
+        return await _count(self.redis.llen("huey.redis.bench"))
+
+
+class BareHttpClient(BenchmarkedSystem):
+    """aiohttp's client alone, which posts the bodies and signatures of W9 without a queue."""
+
+    name = "aiohttp client"
+    store = "none"
+    module = "child_webhooks"
+    workloads = frozenset(("W9",))
+    batch = 5000
+    url = ""
+
+    def __init__(self, _: Server) -> None:
+        """Take the server, which it does not use."""
+
+    async def __aenter__(self) -> BareHttpClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def backlog(self, count: int) -> None:
+        raise NotImplementedError
+
+    async def settle(self) -> None: ...
+
+    async def pending(self) -> int:
+        return 0
+
+    async def unfinished(self) -> bool:
+        return False
+
+    async def done(self) -> int | None:
+        return None
+
+
 async def _count(reply: Any) -> int:
     return int(await reply)
 
 
-PEERS: dict[str, type[OnPostgres] | type[OnRedis]] = {
+PEERS: dict[str, type[OnPostgres] | type[OnRedis] | type[BareHttpClient]] = {
     "pgqueuer": PgQueuer,
     "graphile": GraphileWorker,
     "pgboss": PgBoss,
@@ -176,6 +240,9 @@ PEERS: dict[str, type[OnPostgres] | type[OnRedis]] = {
     "procrastinate": Procrastinate,
     "apscheduler": APScheduler,
     "celery": Celery,
+    "dramatiq": Dramatiq,
+    "huey": Huey,
+    "aiohttp": BareHttpClient,
 }
 """In display order."""
 

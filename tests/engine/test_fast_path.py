@@ -61,6 +61,45 @@ async def test_a_timeout_counts_from_the_first_step(world: World) -> None:
 
 
 @virtual
+@pytest.mark.parametrize("seconds", [(5, 2, 8), (2, 5, 8), (8, 5, 2)])
+async def test_each_attempt_times_out_at_its_own_deadline(world: World, seconds: tuple[int, ...]) -> None:
+    app, ended = world.app(), {}
+
+    @app.on("a")
+    async def handle(event: Arrived[int]) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended[event.payload] = app.clock.now() - begin
+
+    begin = app.clock.now()
+    specs = [JobSpec(topic="a", payload=each, timeout=each, retry={"attempts": 1}) for each in (*seconds, *seconds)]
+    made = await app.schedule_many(specs)
+    async with engine(app):
+        await world.advance(seconds=10)
+    assert {each: round(at.total_seconds()) for each, at in ended.items()} == {each: each for each in seconds}
+    assert {(await app.get(job.id)).attempts[0]["code"] for job in made} == {"TIMEOUT"}
+
+
+@virtual
+async def test_a_handler_that_ends_normally_despite_its_timeout_completes_its_job(world: World) -> None:
+    app = world.app()
+
+    @app.on("a", timeout=5.0)
+    async def handle(_: Arrived) -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "partial"
+        return "whole"
+
+    made = await app.schedule_many([JobSpec(topic="a") for _ in range(3)])
+    async with engine(app):
+        await world.advance(seconds=6)
+    assert [(await app.get(job.id)).result for job in made] == ["partial"] * 3
+
+
+@virtual
 async def test_context_variables_do_not_leak_into_the_next_handler(world: World) -> None:
     app, seen = world.app(), []
     user: contextvars.ContextVar[int] = contextvars.ContextVar("user")

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from timebell import tracing
 from timebell.engine import named_targets
-from timebell.engine.first_step import EagerCoroutine
+from timebell.engine.deadlines import Deadlines
 from timebell.engine.named_targets import ResolvedOrError, TargetResolver, lookup_failed
 from timebell.engine.node import CachedRevision, Node
+from timebell.engine.running_attempt import RunningAttempt
 from timebell.errors import TimebellError
 from timebell.model import decide
 from timebell.model.job import Attempt
@@ -59,6 +60,7 @@ class Deliverer:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.target_resolver = TargetResolver(node)
+        self.deadlines = Deadlines(node.clock.monotonic)
         self._upcoming_cache: dict[tuple[str, int], list[datetime]] = {}
 
     def build(self, attempt: Attempt) -> PreparedDelivery:
@@ -105,26 +107,26 @@ class Deliverer:
         lag = (now - attempt.run_at).total_seconds()
         self.node.counters.record_lag(lag, DEFAULT_TOLERANCE if revision is None else revision.tolerance)
 
-    async def deliver(self, attempt: Attempt, prepared: PreparedDelivery) -> Outcome:
+    async def deliver(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
         """Deliver an attempt. Snooze, Cancel and the cancellation of its task propagate."""
-        arrivals = self.node.arrivals
+        arrivals, attempt = self.node.arrivals, running.attempt
         self.record_start(
             attempt, prepared.delivery.fired_at, self.node.cached_revision(attempt),
             None if arrivals is None else arrivals.publish,
         )  # fmt: skip
-        coroutine = self._deliver_to_target(attempt, prepared)
+        coroutine = self._deliver_to_target(running, prepared)
         return await (self._deliver_traced(attempt, prepared, coroutine) if tracing.is_enabled() else coroutine)
 
-    async def finish_call(self, attempt: Attempt, call: StartedCall) -> Outcome:
+    async def finish_call(self, running: RunningAttempt, call: StartedCall) -> Outcome:
         """Finish a handler call that the fast path started."""
         timeout, outcome = call.timeout, None
         try:
             outcome = await self._run_with_timeout(
-                timeout, call.started_at, "handler", call_outcome(call.awaitable, call.retry), attempt.id
+                running, timeout, call.started_at, "handler", call_outcome(call.awaitable, call.retry)
             )
         finally:
             duration = self.node.clock.monotonic() - call.started_at
-            self._record_delivery("handler", attempt.topic, duration, timeout, outcome)
+            self._record_delivery("handler", running.attempt.topic, duration, timeout, outcome)
         return outcome
 
     async def _deliver_traced(
@@ -142,21 +144,21 @@ class Deliverer:
                 span.record_outcome(outcome.code, delivered=outcome.delivered)
         return outcome
 
-    async def _deliver_to_target(self, attempt: Attempt, prepared: PreparedDelivery) -> Outcome:
-        kind, delivery, resolved = prepared.kind, prepared.delivery, prepared.resolved
+    async def _deliver_to_target(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
+        kind, delivery, resolved, attempt = prepared.kind, prepared.delivery, prepared.resolved, running.attempt
         timeout = self.node.timeout_for(attempt)
         started_at = self.node.clock.monotonic()
         outcome = None
         try:
             if resolved is None:
                 coroutine = self.node.targets[kind].deliver(delivery, prepared.options)
-                outcome = await self._run_with_timeout(timeout, started_at, kind, coroutine, attempt.id)
+                outcome = await self._run_with_timeout(running, timeout, started_at, kind, coroutine)
             elif isinstance(resolved, TimebellError):
                 outcome = lookup_failed(resolved)
             else:
                 attempt.target_used = resolved.summary
                 coroutine = named_targets.deliver(self.node.named_targets[kind], resolved, delivery)
-                outcome = await self._run_with_timeout(timeout, started_at, kind, coroutine, attempt.id)
+                outcome = await self._run_with_timeout(running, timeout, started_at, kind, coroutine)
                 if outcome.receiver_gone:
                     await self.target_resolver.disable_target(attempt.tenant_id, resolved, outcome.error or "")
         finally:
@@ -170,30 +172,27 @@ class Deliverer:
         return outcome
 
     async def _run_with_timeout(
-        self, timeout: float, started_at: float, kind: str, coroutine: Coroutine[Any, Any, Outcome], job_id: str
-    ) -> Outcome:
+        self, running: RunningAttempt, timeout: float, started_at: float, kind: str,
+        coroutine: Coroutine[Any, Any, Outcome],
+    ) -> Outcome:  # fmt: skip
         """Run a delivery until `timeout` seconds after `started_at` (monotonic seconds)."""
-        deadline: asyncio.Timeout | None = None
+        self.deadlines.add(running, started_at + timeout)
         try:
-            eager = EagerCoroutine(coroutine)
-            if eager.done:  # the usual case, and a timer would cost as much as the delivery
-                return eager.result
-            async with asyncio.timeout(timeout - (self.node.clock.monotonic() - started_at)) as deadline:
-                return await eager
-        except TimeoutError:
-            if deadline is None or not deadline.expired():
-                raise
-            return Outcome.failed("TIMEOUT", f"The attempt exceeded its timeout of {timeout:g} s.")
+            return await coroutine
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            if running.is_timed_out and task is not None and task.uncancel() == 0:
+                return Outcome.failed("TIMEOUT", f"The attempt exceeded its timeout of {timeout:g} s.")
             if task is None or task.cancelling():
                 raise
             return Outcome.failed("CancelledError", "CancelledError: an awaited task or future was cancelled")
         except (Snooze, Cancel):
             raise
         except Exception as exc:  # report a bug in a target as an outcome
-            log.exception("target %s crashed on job %s", kind, job_id)
+            log.exception("target %s crashed on job %s", kind, running.attempt.id)
             return Outcome.failed("TARGET_ERROR", f"{type(exc).__name__}: {exc}"[:500])
+        finally:
+            self.deadlines.remove(running)
 
     def _record_delivery(self, kind: str, topic: str, duration: float, timeout: float, outcome: Outcome | None) -> None:
         """Count a delivery; without an outcome it was snoozed, cancelled or stopped."""

@@ -1,7 +1,7 @@
-"""Run attempts whose handlers finish in their first step: the steps of `runner.py` without a task or timer for each.
+"""Run attempts of async handlers: the steps of `runner.py` without everything that only some attempts need.
 
-The attempts share a task and run one after another. The fast path omits everything that only some attempts need; the
-others take the full path.
+Attempts whose handlers are likely to finish in their first step share a task and run one after another. The others have
+a task each. Attempts that need more than this path has take the full path.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class FastPath:
         of the time slice, or after a handler that cancelled the shared task or changed the context (`clean_context`).
         """
         node, monotonic = self.node, self.node.clock.monotonic
-        step_clock = node.handlers.monotonic or monotonic
-        publish = None if node.arrivals is None or not node.arrivals.has_listeners else node.arrivals.publish
+        step_clock, publish = node.handlers.monotonic or monotonic, self._publisher()
         task = asyncio.current_task()
         started_at, step_started_at, now = monotonic(), step_clock(), node.clock.now()
         stale = started_at + CLOCK_REUSE_SECONDS
@@ -97,6 +96,44 @@ class FastPath:
             if not handler.finishes_immediately:
                 break
         return None
+
+    async def run_alone(self, running: RunningAttempt, handler: FastHandler) -> Completion | StartedCall | None:
+        """Run an attempt in the current task, which it does not share.
+
+        Returns its completion, or the rest of a call that raised, was cancelled or used a transaction, or None if the
+        attempt has not started; the latter two need the full path.
+        """
+        node, attempt, monotonic = self.node, running.attempt, self.node.clock.monotonic
+        started_at, now = monotonic(), node.clock.now()
+        if not self.check(running, now, started_at) or (event := self.prepare(running, handler, now)) is None:
+            return None
+        running.start(task := asyncio.current_task())
+        clean_context = copy_context()
+        result, rest = self.deliver(running, handler, event, self._publisher())
+        if (duration := monotonic() - started_at) >= BLOCKING_STEP_SECONDS:
+            warn_blocking(duration, attempt.topic, handler.function)
+        if rest is None:
+            handler.finishes_immediately = _left_clean(task, clean_context)
+        else:
+            deadlines, timeout = self.deliverer.deadlines, _timeout_of(attempt, handler)
+            deadlines.add(running, started_at + timeout)
+            try:
+                result = await rest
+            except BaseException as exc:
+                return StartedCall(_raise(exc), started_at, timeout, handler.retry)
+            finally:
+                deadlines.remove(running)
+            if running.transactional_completion is not None:
+                return StartedCall(_return(result), started_at, timeout, handler.retry)
+            duration = monotonic() - started_at
+        completion = self.outcome(attempt, result, node.clock.now())
+        self.complete(running, handler, completion, duration)
+        return completion
+
+    def _publisher(self) -> Callable[[Attempt, datetime], None] | None:
+        """Return the function that publishes the start of an attempt; None without listeners."""
+        arrivals = self.node.arrivals
+        return None if arrivals is None or not arrivals.has_listeners else arrivals.publish
 
     def prepare(self, running: RunningAttempt, handler: FastHandler, now: datetime) -> Arrived | None:
         """Build the event of an attempt; None if its payload is invalid, which the full path reports."""

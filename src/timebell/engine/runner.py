@@ -15,7 +15,7 @@ from timebell.engine.pre_delivery_check import PreDeliveryCheck
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
 from timebell.engine.transactional_completion import TransactionalCompletion
 from timebell.model import decide
-from timebell.model.job import Attempt, Completion, JobState
+from timebell.model.job import Completion, JobState
 from timebell.targets.base import Outcome
 from timebell.targets.handler import Cancel, Snooze
 
@@ -39,14 +39,14 @@ class Runner:
         Returns None if nothing has to be written: a transaction of the handler has completed the job, or the delivery
         was interrupted because the lease is lost.
         """
-        attempt, prepared = running.attempt, None
+        prepared = None
         result: Completion | Outcome | BaseException
         try:
             if call is None:
                 prepared = self.prepare(running)
-                result = await self.check(running, prepared) or await self.deliver(attempt, prepared)
+                result = await self.check(running, prepared) or await self.deliver(running, prepared)
             else:
-                result = await self.deliverer.finish_call(attempt, call)
+                result = await self.deliverer.finish_call(running, call)
         except (Snooze, Cancel, asyncio.CancelledError) as exc:
             result = exc
         completion = self.outcome(running, result)
@@ -80,9 +80,9 @@ class Runner:
             raise asyncio.CancelledError
         return None
 
-    async def deliver(self, attempt: Attempt, prepared: PreparedDelivery) -> Outcome:
+    async def deliver(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
         """Deliver the attempt to its target."""
-        return await self.deliverer.deliver(attempt, prepared)
+        return await self.deliverer.deliver(running, prepared)
 
     def outcome(self, running: RunningAttempt, result: Completion | Outcome | BaseException) -> Completion | None:
         """Return the completion that follows from the result of the previous steps; None if there is none."""

@@ -101,7 +101,7 @@ TRANSITIONS: dict[AttemptState, dict[AttemptEvent, AttemptState]] = {
 _transition_lock = Lock()  # a sync handler commits in its thread
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningAttempt:
     """An attempt of this node, from claim until its completion is written. `lease_until` is in monotonic seconds."""
 
@@ -115,6 +115,8 @@ class RunningAttempt:
     """Created when the handler first calls `event.transaction()`."""
     fast_handler: FastHandler | None = None
     """The handler, if the attempt qualifies for the fast path."""
+    is_timed_out: bool = False
+    """True if its task was cancelled because the attempt exceeded its timeout."""
 
     def start(self, task: asyncio.Task[Any] | None) -> None:
         """Start it in a task. An attempt that was stopped before stays stopped: check `state` before the delivery."""
@@ -131,6 +133,12 @@ class RunningAttempt:
         if self.task is not None:
             self.task.cancel()
         return True
+
+    def time_out(self) -> None:
+        """Cancel the task because the attempt has exceeded its timeout."""
+        if self.task is not None:
+            self.is_timed_out = True
+            self.task.cancel()
 
     def transition(self, event: AttemptEvent) -> bool:
         """Enter the state that follows an event. Returns False if the event has no effect in the current state."""

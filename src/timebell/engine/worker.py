@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timebell.engine.completer import Completer
 from timebell.engine.delivery import StartedCall
@@ -331,16 +331,35 @@ class Worker:
                 group.append(running)
                 continue
             if group:
-                self._start_task(group, pool)
+                self._start_task(self._run_group(group, pool))
                 group = deque()
-            self._start_task(deque((running,)), pool)
+            self._start_task(self._run_alone(running, pool))
         if group:
-            self._start_task(group, pool)
+            self._start_task(self._run_group(group, pool))
 
-    def _start_task(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_group(group, pool))
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         if not task.done():  # an eager task may be
             self.tasks.add(task)
+
+    async def _run_alone(self, running: RunningAttempt, pool: SlotPool) -> None:
+        """Run an attempt that does not share its task, and submit its completion."""
+        handler = running.fast_handler
+        try:
+            try:
+                await self.time_slice.wait()
+                result = None if handler is None else await self.fast_path.run_alone(running, handler)
+            except BaseException:
+                self._abandon(running, pool)
+                raise
+            if isinstance(result, Completion):
+                self._free_slots(1, pool)
+                self.completer.submit(result)
+            else:
+                await self._run(running, result, pool)
+        finally:
+            if (task := asyncio.current_task()) is not None:
+                self.tasks.discard(task)
 
     async def _run_group(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
         """Run attempts one after another and submit their completions; a slot is freed as soon as its work ends.
