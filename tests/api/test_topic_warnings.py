@@ -37,3 +37,4 @@ async def test_an_unhandled_topic_is_warned_about(make: Make) -> None:
         assert len(await warnings("/schedules/preview", {**NIGHTLY, "name": "p", "jobType": "billing.invoce"})) == 1
         for topic in ("billing.invoice", "mail.send"):
             assert await warnings("/jobs", {"topic": topic, "runAt": LATER}) == []
+            assert await warnings("/schedules", {**NIGHTLY, "name": topic, "jobType": topic}) == []

@@ -347,7 +347,7 @@ def render_schedule(schedule: Schedule) -> dict[str, Any]:
     """Render a schedule as JSON."""
     definition = render_definition(schedule)
     retry = schedule.action.retry or Retry()
-    empty = dict.fromkeys(field.alias or name for name, field in ScheduleOut.model_fields.items())
+    empty = dict.fromkeys(field.alias or name for name, field in ScheduleOut.model_fields.items() if name != "warnings")
     return {
         **empty, **definition,
         "id": schedule.id, "tenantId": schedule.tenant_id, "summary": schedule.recurrence.describe(),
