@@ -61,8 +61,8 @@ METRICS: dict[str, MetricDefinition] = {
         "counter",
         ("reason",),
         "Failed authentications: missing_key, wrong_key, unusable_key (revoked, expired or from another network),"
-        " wrong_signature (webhooks), wrong_password, wrong_token (of an identity provider), refused_identity (without"
-        " a role, or disabled), throttled (too many failed sign-ins).",
+        " wrong_signature (webhooks), wrong_password, wrong_code (of the second step), wrong_token (of an identity"
+        " provider), refused_identity (without a role, or disabled), throttled (too many failed sign-ins).",
     ),
     "timebell_forwarded_headers_ignored_total": MetricDefinition(
         "counter", (), "Requests with X-Forwarded-For or Forwarded from a peer that is not a trusted proxy."
