@@ -179,7 +179,7 @@ CALLS: dict[str, Call] = {
     "deleteTrigger": Call("/triggers/{trigger}", status=202, object=True),
     "pauseTrigger": Call("/triggers/{trigger}/pause", {"reason": "x"}, object=True),
     "resumeTrigger": Call("/triggers/{trigger}/resume", object=True),
-    "getTriggerItem": Call("/triggers/{trigger}/history?item=1", object=True),
+    "getTriggerItem": Call("/triggers/{trigger}/item?item=1", object=True),
     "listNotFired": Call("/triggers/{trigger}/not-fired", object=True),
     "fireTriggerItem": Call("/triggers/{trigger}/fire", {"item": "1"}, object=True),
     "skipTriggerItem": Call("/triggers/{trigger}/skip", {"item": "1"}, object=True),
@@ -393,6 +393,7 @@ class World:
         for which in ("campaign", "going", "stopped"):
             created = await self.web.post("/campaigns", {"title": "Hello", "sendAt": LATER, "name": name}, key=editor)
             self.names[which] = created.json()["id"]
+        await self.web.post(f"/campaigns/{self.names['going']}/start", key=operator)
         await self.web.app.store.run(
             chunks.open_chunk, self.names["going"], 1, await self._job_of("going"), 1, self.web.app.clock.now()
         )

@@ -11,6 +11,7 @@ import pytest
 
 from timebell.api import bulk
 from timebell.api.authentication import Authenticator
+from timebell.settings import Settings
 from timebell.tenancy.limits import LimitReached, Limits
 
 from .web import NIGHTLY, is_problem
@@ -92,7 +93,7 @@ async def test_pending_jobs_are_limited(make: Make) -> None:
 
 async def test_a_delayed_request_does_not_reset_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     at = [100.0]
-    app: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: at[0]))
+    app: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: at[0]), settings=Settings())
     caller: Any = SimpleNamespace(tenant_id="acme")
     authenticator, answers = Authenticator(app, allow_local=True), asyncio.Event()
 

@@ -62,7 +62,9 @@ async def steer(store: Store, verb: Any, at: datetime, *args: Any, actor: str = 
     id_ = (await stored_schedule(store)).id
     done = await store.run(verb, "default", id_, *args, build_job, at)
     if actor:
-        record = AuditRecord(id=new_id(at), tenant_id="default", at=at, actor=actor, action=action, subject=id_)
+        record = AuditRecord(
+            id=new_id(at), tenant_id="default", at=at, actor=actor, actor_kind="user", action=action, subject=id_
+        )
         await store.run(audit_log.write_record, record)
     return done
 
@@ -110,8 +112,8 @@ async def test_instants_before_creation_and_after_deletion_are_explained(store: 
 async def test_an_occurrence_removed_by_an_edit_is_explained(store: Store) -> None:
     await put(store, schedule())
     record = AuditRecord(
-        id=new_id(T0), tenant_id="default", at=after(minutes=2), actor="alice", action="schedule.update",
-        subject=(await stored_schedule(store)).id,
+        id=new_id(T0), tenant_id="default", at=after(minutes=2), actor="alice", actor_kind="user",
+        action="schedule.update", subject=(await stored_schedule(store)).id,
     )  # fmt: skip
     await put(store, schedule(Every("PT30M", T0)), after(minutes=2), replace=True)
     await store.run(audit_log.write_record, record)

@@ -42,6 +42,7 @@ NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
 VARYING = re.compile(
     r"(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d\.\d+(?:Z|[+-]\d\d:\d\d)?"  # the wall clock: seconds have a fraction
     r"|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"  # ids
+    r"|(?<=@)[0-9a-f]{16}\b"  # code hashes of deployments
     r"|\b\d[\d,]*(?:\.\d+)?(?= ?(?:ms|s)\b)"  # measured durations
     r"|(?<=127\.0\.0\.1:)\d+"  # ports
     r"|\S+-\d+(?= \(seen )"  # nodes: host name and process id
@@ -287,6 +288,8 @@ def contains(line: str, word: str) -> bool:
         ("06:57:17.781 KST  tick  3.7 ms late", "11:02:59.004 KST  tick  1,120 ms late", True),
         ("  1  Fri 12 Mar 2027 02:30:00 EST", "  1  Fri 12 Mar 2027 03:30:00 EST", False),
         ("box-4711 (seen 3 s ago)", "vm-12 (seen 1 s ago)", True),
+        ("deployment reminders@5745675437b248c5", "deployment reminders@0123456789abcdef", True),
+        ("deployment reminders@5745675437b248c5", "deployment others@5745675437b248c5", False),
         ("booked 01a43a0a-0700-786c-99f3-5f95060eb3f3", "booked 01b43a0a-0700-786c-99f3-5f95060eb3f4", True),
     ],
 )

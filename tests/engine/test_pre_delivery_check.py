@@ -101,7 +101,8 @@ async def test_reschedule_and_trigger_keep_the_condition_but_a_manual_retry_igno
 @virtual
 async def test_an_edit_of_the_condition_applies_to_later_occurrences(world: World) -> None:
     app = world.app()
-    log = app.on("mail.send")(Log())
+    log = Log()
+    app.on("mail.send")(log)
     async with engine(app, **QUIET):
         common: dict[str, Any] = {"name": "m", "payload": {"plan": "free"}}
         first = await app.schedule_repeat("mail.send", Cron("0 * * * *"), **common)

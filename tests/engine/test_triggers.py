@@ -91,7 +91,8 @@ async def test_a_trigger_created_later_fires_for_existing_items(world: World) ->
 @virtual
 async def test_a_paused_trigger_skips_and_a_deleted_one_cancels(world: World) -> None:
     app = world.app()
-    log = app.on("shift.remind")(Log())
+    log = Log()
+    app.on("shift.remind")(log)
     async with engine(app, **QUIET):
         await shifts(app)
         await app.triggers.put_items("shifts", [item(str(n), 1, after(hours=n)) for n in (1, 2, 3)])

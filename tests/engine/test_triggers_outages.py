@@ -62,7 +62,8 @@ async def test_repeated_and_reordered_changes_converge_to_the_newest(world: Worl
 async def test_firings_due_during_an_outage_are_delivered_once_afterwards(world: World) -> None:
     """No window exists in which a reminder can be lost, and the offset is applied before the shift."""
     app = world.app()
-    log = app.on("shift.remind")(Log())
+    log = Log()
+    app.on("shift.remind")(log)
     async with engine(app, **QUIET):
         await shifts(app, offsets=["-15m"])
         await app.triggers.put_items("shifts", [item("1", 1, after(hours=1)), item("2", 1, after(hours=3))])

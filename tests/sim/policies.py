@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from timebell import Calendar, Cancel, Every, Retry, Snooze, Timebell
+from timebell import Calendar, Cancel, Every, Fail, Retry, Snooze, Timebell
 from timebell.client import schedule_options
 from timebell.client.schedules import Schedules
 from timebell.model.policy import Backoff, CatchUp, OnUnhandled, Overlap, WhenLate
@@ -56,6 +56,10 @@ def _snoozes(event: Any) -> None:
 
 def _cancels(_: Any) -> None:
     raise Cancel("there is nothing to do")
+
+
+def _fails_permanently(_: Any) -> None:
+    raise Fail("no attempt can succeed")
 
 
 FAILS = {"23:54": _fails, "00:34": _fails}
@@ -117,6 +121,7 @@ VALUES: dict[str, Value] = {
     }),
     "Snooze": Value(of="Snooze", does={"23:58": _snoozes, "00:38": _snoozes}),
     "Cancel": Value(of="Cancel", does={"00:02": _cancels, "00:36": _cancels}),
+    "Fail": Value(of="Fail", does={"00:00": _fails_permanently, "00:40": _fails_permanently}),
     "cancel": Value(of="cancel", acts={"00:25": lambda scene: scene.cancel_all()}, covers=("cancel_all",)),
     "manual_retry": Value(of="manual_retry", does={"00:20": _fails}, options={"retry": Retry(1)}, acts={
         "00:28": lambda scene: scene.retry_failed(),
@@ -136,7 +141,8 @@ VALUES: dict[str, Value] = {
 NOT_POLICIES = {
     "topic", "payload", "metadata", "owner_id", "target", "timezone", "name", "tenant_id", "correlation_id",
     "get", "list", "history", "calendar", "get_calendar", "find_calendar", "save_calendar", "find_created_at", "put",
-    "draft", "schedule_at", "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware",
+    "draft", "schedule_at", "schedule_in", "schedule_many", "wait", "upgrade",
+    "client_request_id", "reschedule", "erase", "open", "close", "run", "on", "middleware",
     "lifespan", "running", "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
     "arrivals", "require_arrivals", "render_request", "redeliver", "backlogs",
     "unless",  # evaluated by a database at the time of a condition

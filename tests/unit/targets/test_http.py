@@ -70,7 +70,7 @@ def test_each_secret_verifies_during_rotation(post: Post, frozen_library: None, 
 def test_signature_matches_the_standard_webhooks_vector() -> None:
     at = datetime.fromtimestamp(1614265330, UTC)
     (key,) = http.signing_keys([SECRET])
-    signature = http._signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
+    signature = http.sign_webhook(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 

@@ -50,16 +50,20 @@ def _list_failures(tx: Transaction, now: datetime) -> list[ObjectProblem]:
     """Return failed jobs, grouped by schedule, or else by topic, most jobs first."""
     f = finished.c
     newest = (
-        select(f.tenant_id, f.schedule_id, f.topic, f.scheduled_at, f.id)
+        select(f.tenant_id, f.schedule_id, f.topic, f.scheduled_at, f.finished_at, f.id)
         .where(IS_DEAD_LETTER, f.finished_at >= now - FAILURE_PERIOD)
         .order_by(f.finished_at.desc()).limit(MAX_ROWS).subquery()
     )  # fmt: skip
-    group = newest.c.tenant_id, newest.c.schedule_id, newest.c.topic
-    count = func.count().label("failed_count")
+    n, group = newest.c, (newest.c.tenant_id, newest.c.schedule_id, newest.c.topic)
+    ranked = select(
+        *group, n.id.label("last_id"),
+        func.count().over(partition_by=group).label("failed_count"),
+        func.max(n.scheduled_at).over(partition_by=group).label("last_due"),
+        func.row_number().over(partition_by=group, order_by=(n.finished_at.desc(), n.id.desc())).label("place"),
+    ).subquery()  # fmt: skip
     groups = (
-        select(*group, count, func.max(newest.c.scheduled_at).label("last_due"), func.max(newest.c.id).label("last_id"))
-        .group_by(*group).order_by(count.desc()).limit(MAX_PROBLEMS).subquery()
-    )  # fmt: skip
+        select(ranked).where(ranked.c.place == 1).order_by(ranked.c.failed_count.desc()).limit(MAX_PROBLEMS).subquery()
+    )
     later = finished.alias().c
     has_recovered = (
         select(later.id)

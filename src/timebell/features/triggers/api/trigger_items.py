@@ -111,7 +111,7 @@ class PreviewOut(ResponseBody):
     rows: list[PreviewedRow]
 
 
-@routes.get("/triggers/{name}/history", response_model=ItemHistoryOut, **read_route())
+@routes.get("/triggers/{name}/item", response_model=ItemHistoryOut, **read_route())
 async def get_trigger_item(name: Id, ctx: Context, item: Annotated[str, Query(max_length=MAX_KEY_LENGTH)]) -> Response:
     """Get the state, the firings and the latest jobs of an item."""
     trigger = await _find_trigger(ctx, name)
