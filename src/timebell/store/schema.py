@@ -469,6 +469,8 @@ audit_exports = Table(
     # Id of an entry: every entry up to it was delivered.
     Column("position", Id),
     Column("delivered_at", Instant),
+    # Since when deliveries fail, and the last error; NULL after a delivery.
+    Column("failing_since", Instant),
     Column("error", Text),
 )
 

@@ -91,6 +91,7 @@ def upgrade() -> None:
         sa.Column("destination", sa.String(20), primary_key=True),
         sa.Column("position", Id),
         sa.Column("delivered_at", Instant),
+        sa.Column("failing_since", Instant),
         sa.Column("error", sa.Text()),
     )
     op.create_table(
