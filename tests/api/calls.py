@@ -126,6 +126,7 @@ CALLS: dict[str, Call] = {
     "getUser": Call("/users/{user}", object=True),
     "patchUser": Call("/users/{user}", {"role": "operator", "enabled": False}, object=True),
     "deleteUser": Call("/users/{user}", object=True),
+    "resetUserTotp": Call("/users/{user}/totp", object=True),
     "listUserSessions": Call("/users/{user}/sessions", object=True),
     "endUserSessions": Call("/users/{user}/sessions", object=True),
     "endUserSession": Call("/users/{user}/sessions/{session}", object=True),

@@ -58,6 +58,7 @@ async def test_failed_authentications_are_counted_by_reason_and_logged(
         counted = {reason: count for (reason,), count in service.node.counters.authentication_failures.values.items()}
         assert counted == {
             "missing_key": 1, "wrong_key": 2, "unusable_key": 1, "wrong_signature": 0, "wrong_password": 0,
+                "wrong_code": 0,
             "wrong_token": 0, "refused_identity": 0, "throttled": 0,
         }  # fmt: skip
     lines = [line.getMessage() for line in caplog.records if line.name == "timebell.api"]

@@ -12,9 +12,12 @@ from timebell.clock import VirtualClock
 from timebell.engine.leader import audit_export
 from timebell.engine.leader.audit_export import AuditExport, DeliveryFailed
 from timebell.engine.wakeups import Wakeups
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.cluster.gauges import read_gauges
+from timebell.store.cluster.problems import list_problems
 
 from .helpers import T0, Store, stored
 
@@ -94,3 +97,39 @@ async def test_failures_back_off_and_lose_nothing(store: Store) -> None:
     destination.failing = False
     await service.step()
     assert destination.received == ["a"]
+
+
+@stored
+async def test_a_failing_destination_is_a_problem_and_a_metric_until_it_delivers(store: Store) -> None:
+    clock, destination = VirtualClock(T0), Destination()
+    service = exporter(store, clock, destination)
+    await store.run(audit_log.write_record, record("a"))
+    destination.failing = True
+
+    async def read() -> tuple[list[str], float]:
+        found = await store.run(list_problems, clock.now(), FEATURES)
+        measured = await store.run(read_gauges, clock.now(), 10.0)
+        return [f"{one.code} {one.label}" for one in found], measured.audit_export_failures.get("webhook", 0.0)
+
+    assert await read() == ([], 0.0)
+    await service.step()
+    clock.step(20)
+    codes, seconds = await read()
+    assert (codes, 20 <= seconds < 60) == ([], True)
+    await exporter(store, clock, destination).step()  # another leader does not begin anew
+    clock.step(40)
+    codes, seconds = await read()
+    assert (codes, seconds >= 60) == (["AUDIT_EXPORT_FAILED webhook"], True)
+    destination.failing = False
+    await exporter(store, clock, destination).step()
+    assert await read() == ([], 0.0)
+    destination.failing = True
+    clock.step(100)
+    await store.run(audit_log.write_record, record("b", clock.now()))
+    await exporter(store, clock, destination).step()
+    clock.step(100)
+    assert (await read())[0] == ["AUDIT_EXPORT_FAILED webhook"]
+    removed = exporter(store, clock, destination)
+    removed.node.audit_destinations = {}
+    await removed.step()
+    assert await read() == ([], 0.0)

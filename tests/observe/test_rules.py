@@ -53,6 +53,8 @@ FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
          ('timebell_fires_total{outcome="dead"}', "0+11x60")], "12m"),
     "TimebellAuthenticationFailures": (
         [('timebell_auth_failures_total{reason="wrong_key"}', "0+20x30")], "10m"),
+    "TimebellAuditExportFailing": (
+        [('timebell_audit_export_failing_seconds{destination="syslog"}', "0+15x60")], "8m"),
     "TimebellNoLeader": ([("timebell_leader", "0x10")], "2m"),
     "TimebellLeaderFlapping": ([("timebell_leader_changes_total", "0+1x60")], "5m"),
     "TimebellClockSkew": ([('timebell_node_clock_skew_seconds{instance="a"}', "-0.6x20")], "3m"),

@@ -26,6 +26,7 @@ from timebell.api.schemas import (
 from timebell.client.validation import check_text
 from timebell.errors import Refused
 from timebell.ids import new_id
+from timebell.store.tenancy import totp
 from timebell.store.tenancy import users as rows
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role, require
@@ -61,6 +62,10 @@ class UserOut(ResponseBody):
     role: str
     issuer: Annotated[str | None, Field(description="Identity provider of the user; null: signs in with a password.")]
     enabled: bool
+    totp_enabled_at: Annotated[
+        Instant | None,
+        Field(description="Since when a code of an authenticator app is required; null: never."),
+    ]
     created_at: Instant
     created_by: str | None
     last_used_at: Annotated[Instant | None, Field(description="Last sign-in.")]
@@ -143,6 +148,14 @@ async def delete_user(name: Id, ctx: Context) -> Response:
     return json_response(render_user(user))
 
 
+@routes.delete("/users/{name}/totp", response_model=UserOut, **change_route("user.reset_totp", Role.ADMIN))
+async def reset_user_totp(name: Id, ctx: Context) -> Response:
+    """Let a user who has lost the authenticator app sign in with the password alone. Ends all sessions of the user."""
+    user = await _user_for_change(ctx, name)
+    await ctx.run(totp.remove_totp, user.id)
+    return json_response(render_user(await _find_user(ctx, name)))
+
+
 @routes.get("/users/{name}/sessions", response_model=SessionList, **read_route(Role.ADMIN))
 async def list_user_sessions(name: Id, ctx: Context) -> Response:
     """List the sessions of a user, newest first."""
@@ -206,7 +219,8 @@ def render_user(user: User) -> dict[str, Any]:
     """Render a user as JSON."""
     return {
         "id": user.id, "name": user.name, "tenantId": user.tenant_id, "role": user.role.value,
-        "issuer": user.issuer, "enabled": user.disabled_at is None, "createdAt": format_utc(user.created_at),
+        "issuer": user.issuer, "enabled": user.disabled_at is None,
+        "totpEnabledAt": format_utc(user.totp_enabled_at), "createdAt": format_utc(user.created_at),
         "createdBy": user.created_by, "lastUsedAt": format_utc(user.last_used_at),
     }  # fmt: skip
 

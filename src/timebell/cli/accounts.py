@@ -17,6 +17,7 @@ from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant
+from timebell.store.tenancy import totp
 from timebell.store.tenancy import users as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
@@ -55,7 +56,8 @@ def list_users(database: str | None, output_format: str | None) -> None:
     users = [_user_facts(user) for user in run_and_close(app, read)]
     head = ("NAME", "TENANT", "ROLE", "SIGNS IN", "CREATED", "LAST SIGNED IN", "STATE")
     print_list(users, resolve_format(app, output_format), head, lambda row: (
-        row["name"], row["tenantId"] or "(platform)", row["role"], row["issuer"] or "with a password",
+        row["name"], row["tenantId"] or "(platform)", row["role"],
+        row["issuer"] or ("with password and code" if row["totpEnabledAt"] else "with a password"),
         row["createdAt"][:10],
         (row["lastUsedAt"] or "never")[:16], row["state"],
     ))  # fmt: skip
@@ -74,6 +76,12 @@ def set_password(name: str, database: str | None) -> None:
 
     _change_user(name, database, "user.password", change)
     print_message(f"Password of {name} changed; all their sessions are ended.")
+
+
+def reset_totp(name: str, database: str | None) -> None:
+    """Remove the second step of a user and end all sessions. Raises NotFound (USER_NOT_FOUND)."""
+    _change_user(name, database, "user.reset_totp", lambda tx, user: totp.remove_totp(tx, user.id))
+    print_message(f"{name} signs in with the password alone now; all their sessions are ended.")
 
 
 def disable(name: str, database: str | None) -> None:
@@ -178,6 +186,7 @@ def _read_password() -> str:
 def _user_facts(user: User) -> dict[str, Any]:
     return {
         "name": user.name, "tenantId": user.tenant_id, "role": user.role.value, "issuer": user.issuer,
+        "totpEnabledAt": user.totp_enabled_at and format_instant(user.totp_enabled_at),
         "createdAt": format_instant(user.created_at),
         "lastUsedAt": user.last_used_at and format_instant(user.last_used_at),
         "state": "disabled" if user.disabled_at else "usable",

@@ -49,6 +49,16 @@ def user_password(name: str, database: str | None) -> None:
     accounts.set_password(name, database)
 
 
+@user.command("reset-totp")
+@user_name_argument
+@database_option
+def user_reset_totp(name: str, database: str | None) -> None:
+    """Let a user who has lost the authenticator app sign in with the password alone, and end all their sessions."""
+    from timebell.cli import accounts
+
+    accounts.reset_totp(name, database)
+
+
 @user.command("disable")
 @user_name_argument
 @database_option

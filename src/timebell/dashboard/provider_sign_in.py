@@ -23,6 +23,7 @@ from timebell.dashboard.sessions import Sessions, set_session_cookie
 from timebell.dashboard.views import PageRoute, local_path
 from timebell.errors import NotFound, Refused, StoreError, TimebellError
 from timebell.tenancy.identities import Identity
+from timebell.tenancy.users import User
 
 log = logging.getLogger("timebell.dashboard")
 ATTEMPT_COOKIE = "__Host-timebell-sign-in"  # the prefix keeps other hosts of the domain from planting one
@@ -99,14 +100,14 @@ def render_sign_in(
     return HTMLResponse(render_template(request, "sign_in", None, variables), status)
 
 
-async def render_sign_out(request: Request, issuer: str | None) -> Response | None:
+async def render_sign_out(request: Request, user: User | None) -> Response | None:
     """Return the page that ends the session of a user at the provider, too; None if it has no such page.
 
     It is a page with a refresh and not a redirect, because the policy of pages forbids forms that lead to other sites.
     """
     authenticator: Authenticator = request.app.state.authenticator
     provider = authenticator.identity_provider
-    if provider is None or provider.issuer != issuer:
+    if provider is None or user is None or provider.issuer != user.issuer:
         return None
     url = await provider.sign_out_url()
     if url is None:

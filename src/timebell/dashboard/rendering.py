@@ -62,7 +62,7 @@ DONE_MESSAGES = {
     "resumed": "Resumed.", "triggered": "Triggered once. The next scheduled run is unchanged.",
     "skipped": "Next run skipped.", "undone": "Override removed.", "reverted": "Revision restored.",
     "revoked": "Key revoked. Every node rejects it within 5 s.",
-    "user-deleted": "User deleted.",
+    "user-deleted": "User deleted.", "recovery-code": "Signed in with a recovery code, which cannot be used again.",
     "deleted": "Deleted. The history is kept.", "backfilled": "Backfill started.", "retried": "Retry scheduled.",
     "edited": "Retry created with the edited payload.", "cancelled": "Cancelled.", "replaying": "Retry started.",
     "discarding": "Discard started.", "cancelling": "Cancellation started.",

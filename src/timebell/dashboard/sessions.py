@@ -7,54 +7,62 @@ header, and the form token that the page contains.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from fastapi import Request, Response
 
 from timebell.api.authentication import TENANT_HEADER, Authenticator, Caller, Unauthorized
-from timebell.api.client_address import client_network
-from timebell.api.refusals import UNKNOWN_ACTOR
 from timebell.app import Timebell
 from timebell.client.validation import check_text
+from timebell.dashboard.credentials import check_code, check_password, request_address
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import api_keys as key_rows
 from timebell.store.tenancy import identities, users
+from timebell.store.tenancy.totp import CodeMatch
 from timebell.store.transaction import Transaction
-from timebell.tenancy import passwords
 from timebell.tenancy.identities import Identity
 from timebell.tenancy.keys import Key
-from timebell.tenancy.users import SESSION_MAX_AGE, Session, User, session_id
+from timebell.tenancy.users import CODE_TIMEOUT, SESSION_MAX_AGE, Session, User, session_id
 
 SESSION_COOKIE = "__Host-timebell"
+CODE_COOKIE = "__Host-timebell-code"  # of a session that awaits a code
 TENANT_COOKIE = "timebell-tenant"
 
 
-class WrongPassword(Unauthorized):
-    """Wrong name or password, or too many attempts; the response does not tell these cases apart."""
+class SignInExpired(Unauthorized):
+    """Too long between the password and the code."""
 
-    code = "WRONG_PASSWORD"
+    code = "SIGN_IN_EXPIRED"
+
+
+class SignIn(NamedTuple):
+    """A new session: the token for its cookie, and whether it awaits a code."""
+
+    token: str
+    awaits_code: bool = False
+    used_recovery_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
     """The user of a page. `token`: for their forms. `signed_in`: false for local access without a session.
 
-    `issuer`: identity provider at which the user signed in; None for a password or an API key.
+    `user` is None for an API key and for local access.
     """
 
     caller: Caller
     token: str
     signed_in: bool
-    issuer: str | None = None
+    user: User | None = None
 
 
 class Sessions:
@@ -76,7 +84,7 @@ class Sessions:
         return Visitor(_with_tenant(local, None, request), _form_token(self._local_token), signed_in=False)
 
     async def _find_visitor(self, token: str, request: Request) -> Visitor | None:
-        app, address = self._app, _address(request)
+        app, address = self._app, request_address(request)
         now = app.clock.now()
         row = await app.store.run(users.find_session, session_id(token), now)
         if row is None:
@@ -84,43 +92,48 @@ class Sessions:
         session, user = row
         if user is not None:
             caller = Caller(user.name, "default", user.role, address, kind="user")
-            return Visitor(_with_tenant(caller, user.tenant_id, request), _form_token(token), True, user.issuer)
+            return Visitor(_with_tenant(caller, user.tenant_id, request), _form_token(token), True, user)
         key = await app.store.run(key_rows.find_key, session.key_id or "")
         if key is None or not key[0].is_usable(now, address):
             return None
         caller = Caller(key[0].name, "default", key[0].role, address, key[0])
         return Visitor(_with_tenant(caller, key[0].tenant_id, request), _form_token(token), signed_in=True)
 
-    async def sign_in(self, authenticator: Authenticator, request: Request, name: str, password: str) -> str:
-        """Start a session by password and return its token.
+    async def sign_in(self, authenticator: Authenticator, request: Request, name: str, password: str) -> SignIn:
+        """Start a session by password; it awaits a code if the user has a second step.
 
-        Failed attempts are limited per client network in this process, and per user and network in the store: others
-        cannot lock a user out. Raises WrongPassword, TooManySignIns, TooBusy, Refused (PASSWORDS_DISABLED).
+        Raises WrongPassword, TooManySignIns, TooBusy, Refused (PASSWORDS_DISABLED).
         """
-        if not self._app.settings.password_sign_in:
-            raise Refused("This server accepts no passwords.", code="PASSWORDS_DISABLED",
-                          fix="Sign in at the identity provider, or with an API key.")  # fmt: skip
-        app, address = self._app, _address(request)
-        attempt, network = authenticator.failures.begin_sign_in(address), client_network(address)
-        async with authenticator.capacity.sign_ins.hold(network):
-            account = await app.store.run(users.record_sign_in_attempt, name, network, app.clock.now())
-            # Hashes also for an unknown name, so that the response time does not reveal which names exist.
-            is_correct = await asyncio.to_thread(passwords.verify, account[1] if account else None, password)
-        if account is None or not is_correct:
-            authenticator.failures.record("wrong_password", address)
-            await self._record_failed_sign_in(authenticator, request, name)
-            raise WrongPassword(
-                "Wrong name or password.", fix="Check both. Several failed attempts lock the user for a while."
-            )
-        authenticator.failures.forgive_sign_in(address, attempt)
-        return await self._create_session(request, account[0], None)
+        user = await check_password(authenticator, request, name, password)
+        if user.totp_enabled_at is None:
+            return SignIn(await self._create_session(request, user, None))
+        token, now = secrets.token_urlsafe(32), self._app.clock.now()
+        session = Session(
+            id=session_id(token), user_id=user.id, key_id=None, awaits_code=True, created_at=now, seen_at=now
+        )
+        await self._app.store.run(users.create_session, session, None)
+        return SignIn(token, awaits_code=True)
+
+    async def sign_in_with_code(self, authenticator: Authenticator, request: Request, code: str) -> SignIn:
+        """Start a session of a user who has given the password, by code of the second step.
+
+        Raises WrongCode, SignInExpired, TooManySignIns, Refused.
+        """
+        awaiting_id = session_id(request.cookies.get(CODE_COOKIE, ""))
+        found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
+        if found is None or found[1] is None:
+            raise SignInExpired("This sign-in has expired.", fix="Enter name and password again.")
+        match = await check_code(authenticator, request, found[1], code)
+        await self._app.store.run(users.delete_session, awaiting_id)
+        token = await self._create_session(request, found[1], None, match)
+        return SignIn(token, used_recovery_code=match is CodeMatch.RECOVERY)
 
     async def sign_in_with_key(self, authenticator: Authenticator, request: Request, key_text: str) -> str:
         """Start a session by API key and return its token.
 
         Raises Unauthorized, Refused (SCOPE_MISSING).
         """
-        key = await authenticator.verify_key(key_text, _address(request))
+        key = await authenticator.verify_key(key_text, request_address(request))
         if key.scopes is not None:
             raise Refused(
                 f"This key is restricted to {', '.join(key.scopes)}; the dashboard needs all scopes.",
@@ -141,27 +154,23 @@ class Sessions:
                 audit_log.write_record(tx, AuditRecord(
                     id=new_id(now), tenant_id=user.tenant_id or "default", at=now, actor=identities.CREATED_BY,
                     actor_kind="engine",
-                    action=action, subject=user.name, address=_address(request), request_id=request.state.id,
+                    action=action, subject=user.name, address=request_address(request), request_id=request.state.id,
                 ))  # fmt: skip
             return user
 
         return await self._create_session(request, await self._app.store.run(write), None)
 
+    async def renew(self, request: Request, user: User) -> str:
+        """Start a session in place of this browser's and return its token. For changes that end all sessions."""
+        return await self._create_session(request, user, None)
+
     async def end_sessions_of_identity(self, issuer: str, subject: str) -> None:
         """End all sessions of an identity that may not sign in any more."""
         await self._app.store.run(identities.end_sessions_of_identity, issuer, subject)
 
-    async def _record_failed_sign_in(self, authenticator: Authenticator, request: Request, name: str) -> None:
-        """Record a failed sign-in: with the name of a user that exists, as people type passwords into that field."""
-        user = await self._app.store.run(users.find_user, name)
-        await authenticator.refusals.record(
-            tenant_id=(user.tenant_id if user else None) or "default", actor=user.name if user else UNKNOWN_ACTOR,
-            actor_kind="user", network=client_network(_address(request)), address=_address(request),
-            action="session.begin", subject=user.name if user else None, code=WrongPassword.code,
-            request_id=request.state.id, authenticated=False,
-        )  # fmt: skip
-
-    async def _create_session(self, request: Request, user: User | None, key: Key | None) -> str:
+    async def _create_session(
+        self, request: Request, user: User | None, key: Key | None, match: CodeMatch | None = None
+    ) -> str:
         token, now = secrets.token_urlsafe(32), self._app.clock.now()
         session = Session(
             id=session_id(token), user_id=user.id if user else None, key_id=key.id if key else None, created_at=now,
@@ -173,14 +182,12 @@ class Sessions:
         record = AuditRecord(
             id=new_id(now), tenant_id=identity.tenant_id or "default", at=now, actor=identity.name,
             actor_kind="user" if user else "key", action="session.begin", subject=identity.name,
-            key_id=key.id if key else None, address=_address(request),
-            request_id=request.state.id,
+            key_id=key.id if key else None, address=request_address(request),
+            request_id=request.state.id, after=None if match is None else {"code": match.value},
         )  # fmt: skip
 
         def write(tx: Transaction) -> None:
             users.create_session(tx, session, None if old_token is None else session_id(old_token))
-            if user is not None:
-                users.forget_sign_in_failures(tx, user.id, client_network(_address(request)), now)
             audit_log.write_record(tx, record)
 
         await self._app.store.run(write)
@@ -217,11 +224,19 @@ class Sessions:
 
 def set_session_cookie(response: Response, token: str | None) -> None:
     """Set the session cookie; None: delete it."""
-    flags: dict[str, object] = {"path": "/", "secure": True, "httponly": True, "samesite": "lax"}
-    if token is None:
-        response.delete_cookie(SESSION_COOKIE, **flags)  # type: ignore[arg-type]
-    else:
-        response.set_cookie(SESSION_COOKIE, token, max_age=int(SESSION_MAX_AGE / timedelta(seconds=1)), **flags)  # type: ignore[arg-type]
+    _set_cookie(response, SESSION_COOKIE, token, SESSION_MAX_AGE)
+
+
+def set_code_cookie(response: Response, token: str | None) -> None:
+    """Set the cookie of a session that awaits a code; None: delete it."""
+    _set_cookie(response, CODE_COOKIE, token, CODE_TIMEOUT)
+
+
+def _set_cookie(response: Response, name: str, token: str | None, max_age: timedelta) -> None:
+    response.set_cookie(
+        name, token or "", max_age=0 if token is None else int(max_age.total_seconds()), path="/", secure=True,
+        httponly=True, samesite="lax",
+    )  # fmt: skip
 
 
 def check_origin(request: Request) -> None:
@@ -262,7 +277,3 @@ def _with_tenant(caller: Caller, own_tenant_id: str | None, request: Request) ->
     except InvalidInput:
         tenant_id = "default"
     return replace(caller, tenant_id=tenant_id, names_tenant=own_tenant_id is None and bool(selected))
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
 from timebell.dashboard import (
+    account_pages,
     admin_pages,
     audit_log_pages,
     audit_pages,
@@ -31,7 +32,7 @@ from timebell.feature import Feature
 
 PAGE_MODULES = (
     sign_in, provider_sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters,
-    audit_pages, audit_log_pages, user_pages, key_pages,
+    audit_pages, audit_log_pages, user_pages, key_pages, account_pages,
 )  # fmt: skip
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
 static_routes = APIRouter()

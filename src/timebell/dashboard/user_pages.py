@@ -49,6 +49,12 @@ async def change_password(name: str, view: CurrentView) -> Response:
     return await _change(view, name, "PATCH", "", {"password": view.form.get("password", "")})
 
 
+@routes.post("/ui/users/{name}/totp/reset")
+async def reset_totp(name: str, view: CurrentView) -> Response:
+    """Let a user who has lost the authenticator app sign in with the password alone."""
+    return await _change(view, name, "DELETE", "/totp", None)
+
+
 @routes.post("/ui/users/{name}/enable")
 async def enable(name: str, view: CurrentView) -> Response:
     """Enable a disabled user."""

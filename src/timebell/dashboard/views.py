@@ -44,7 +44,8 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 ZONE_CHOICES = ("schedule", "mine", "utc")
-PUBLIC_PATHS = ("/ui/sign-in", "/ui/sign-in/start", "/ui/sign-in/callback")  # accessible without a session
+# Accessible without a session.
+PUBLIC_PATHS = ("/ui/sign-in", "/ui/sign-in/code", "/ui/sign-in/start", "/ui/sign-in/callback")
 
 
 class PageTooSlow(TimebellError):

@@ -26,7 +26,7 @@ CLAIM_SIZE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0)
 DATABASE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 AUTHENTICATION_FAILURES = (
-    "missing_key", "wrong_key", "unusable_key", "wrong_signature", "wrong_password", "wrong_token",
+    "missing_key", "wrong_key", "unusable_key", "wrong_signature", "wrong_password", "wrong_code", "wrong_token",
     "refused_identity", "throttled",
 )  # fmt: skip
 

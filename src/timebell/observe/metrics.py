@@ -61,8 +61,8 @@ METRICS: dict[str, MetricDefinition] = {
         "counter",
         ("reason",),
         "Failed authentications: missing_key, wrong_key, unusable_key (revoked, expired or from another network),"
-        " wrong_signature (webhooks), wrong_password, wrong_token (of an identity provider), refused_identity (without"
-        " a role, or disabled), throttled (too many failed sign-ins).",
+        " wrong_signature (webhooks), wrong_password, wrong_code (of the second step), wrong_token (of an identity"
+        " provider), refused_identity (without a role, or disabled), throttled (too many failed sign-ins).",
     ),
     "timebell_forwarded_headers_ignored_total": MetricDefinition(
         "counter", (), "Requests with X-Forwarded-For or Forwarded from a peer that is not a trusted proxy."
@@ -113,6 +113,11 @@ METRICS: dict[str, MetricDefinition] = {
     ),
     "timebell_targets_disabled": MetricDefinition(
         "gauge", (), "Targets disabled because their receiver is gone (410); their jobs fail."
+    ),
+    "timebell_audit_export_failing_seconds": MetricDefinition(
+        "gauge",
+        ("destination",),
+        "Seconds for which deliveries of the audit log to webhook or syslog have been failing; 0 after a delivery.",
     ),
     "timebell_schedules": MetricDefinition("gauge", ("state",), "Schedules: active, paused, errored."),
     "timebell_evaluation_lag_seconds": MetricDefinition(
@@ -220,6 +225,8 @@ class Snapshot:
         yield _gauge("timebell_dead_letters_last_hour", gauges.failed_last_hour)
         yield _gauge("timebell_missed_last_hour", gauges.missed_last_hour)
         yield _gauge("timebell_targets_disabled", gauges.disabled_targets)
+        failures = _label_values(gauges.audit_export_failures.items())
+        yield _gauges("timebell_audit_export_failing_seconds", failures)
         if not self.labeled:
             yield _gauge("timebell_schedule_overdue", len(gauges.overdue))
             return

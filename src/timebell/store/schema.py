@@ -469,6 +469,8 @@ audit_exports = Table(
     # Id of an entry: every entry up to it was delivered.
     Column("position", Id),
     Column("delivered_at", Instant),
+    # Since when deliveries fail, and the last error; NULL after a delivery.
+    Column("failing_since", Instant),
     Column("error", Text),
 )
 
@@ -587,6 +589,12 @@ users = Table(
     Column("role", String(10), nullable=False),
     # Password hash in the format of tenancy/passwords.py; NULL: signs in at an identity provider.
     Column("password", String(200)),
+    # Second step of the sign-in: secret and digests of recovery codes (JSON), both encrypted. It is required once
+    # `totp_enabled_at` is set. A code is used once: those up to `totp_last_step` are refused.
+    Column("totp_secret", String(200)),
+    Column("totp_recovery_codes", Text),
+    Column("totp_enabled_at", Instant),
+    Column("totp_last_step", BigInteger),
     # Identity at a provider: its issuer URL and the claim `sub`, which together never change.
     Column("issuer", String(200)),
     Column("subject", String(255)),
@@ -598,12 +606,14 @@ users = Table(
     Index("timebell_users_identity", "issuer", "subject", unique=True),
 )
 
-# Wrong passwords for a user from one client network since the last correct one, and until when all attempts from there
-# are rejected. Other networks are not affected, so that guesses cannot lock a user out.
+# Wrong passwords or codes (`credential`) for a user from one client network since the last correct one, and until when
+# all attempts from there are rejected. Other networks are not affected, so that guesses cannot lock a user out. Codes
+# are short and only guessed by those who have the password, so they are also counted for the network `any`.
 sign_in_failures = Table(
     "timebell_sign_in_failures",
     metadata,
     Column("user_id", Id, primary_key=True),
+    Column("credential", String(10), primary_key=True),
     Column("network", String(50), primary_key=True),
     Column("failures", Integer, nullable=False),
     Column("last_failed_at", Instant, nullable=False),
@@ -611,13 +621,15 @@ sign_in_failures = Table(
     Index("timebell_sign_in_failures_last", "last_failed_at"),
 )
 
-# Dashboard sessions. The id is a digest of the cookie value; either user_id or key_id is set.
+# Dashboard sessions. The id is a digest of the cookie value; either user_id or key_id is set. A session that awaits a
+# code is not signed in: the user has given the password and not yet the code of the second step.
 sessions = Table(
     "timebell_sessions",
     metadata,
     Column("id", String(64), primary_key=True),
     Column("user_id", Id),
     Column("key_id", String(20)),
+    Column("awaits_code", Boolean, nullable=False),
     Column("created_at", Instant, nullable=False),
     Column("seen_at", Instant, nullable=False),
     Index("timebell_sessions_created_at", "created_at"),

@@ -10,7 +10,9 @@ from timebell.errors import Refused
 from timebell.tenancy.roles import Role
 
 SESSION_IDLE_TIMEOUT, SESSION_MAX_AGE = timedelta(minutes=30), timedelta(hours=12)
+CODE_TIMEOUT = timedelta(minutes=10)  # between the password and the code
 FAILURES_BEFORE_LOCK = 5
+CODE_FAILURES_BEFORE_LOCK = 20  # from all networks together
 FIRST_LOCK_SECONDS = 30
 MAX_LOCK = timedelta(hours=1)
 
@@ -32,20 +34,25 @@ class User:
     disabled_at: datetime | None = None
     issuer: str | None = None
     subject: str | None = None
+    totp_enabled_at: datetime | None = None
+    """Since when a code is required to sign in; None: the password is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Dashboard session of a user or of an API key."""
+    """Dashboard session of a user or of an API key. One that awaits a code is not signed in."""
 
     id: str
     user_id: str | None
     key_id: str | None
     created_at: datetime
     seen_at: datetime
+    awaits_code: bool = False
 
     def is_expired(self, now: datetime) -> bool:
         """Return whether the session exceeded its idle timeout or its maximum age."""
+        if self.awaits_code:
+            return now - self.created_at >= CODE_TIMEOUT
         return now - self.seen_at >= SESSION_IDLE_TIMEOUT or now - self.created_at >= SESSION_MAX_AGE
 
 
@@ -67,11 +74,11 @@ def check_managed_here(user: User) -> None:
         )  # fmt: skip
 
 
-def lock_duration(failures: int) -> timedelta | None:
-    """Return the lock duration after consecutive wrong passwords; it doubles each time, up to one hour."""
-    if failures < FAILURES_BEFORE_LOCK:
+def lock_duration(failures: int, failures_before_lock: int = FAILURES_BEFORE_LOCK) -> timedelta | None:
+    """Return the lock duration after consecutive failures; it doubles each time, up to one hour."""
+    if failures < failures_before_lock:
         return None
-    return min(MAX_LOCK, timedelta(seconds=FIRST_LOCK_SECONDS * 2 ** min(failures - FAILURES_BEFORE_LOCK, 10)))
+    return min(MAX_LOCK, timedelta(seconds=FIRST_LOCK_SECONDS * 2 ** min(failures - failures_before_lock, 10)))
 
 
 def session_id(token: str) -> str:

@@ -58,14 +58,18 @@ class AuditExport:
         self.alarm = node.wakeups.add_alarm("audit_log")
         self._run_as_leader = run_as_leader
         self._progress: dict[str, _Progress] = {}
+        self._has_forgotten_failures = False
 
     def reset(self) -> None:
         """Reload the positions, because this node became leader."""
         self._progress.clear()
+        self._has_forgotten_failures = False
 
     async def step(self) -> datetime | None:
         """Deliver what is new; return when to look again, or None without destinations."""
         destinations = self.node.audit_destinations
+        if not self._has_forgotten_failures:
+            self._has_forgotten_failures = bool(await self._run_as_leader(exports.forget_failures, list(destinations)))
         if not destinations:
             return None
         await asyncio.gather(*(self._deliver(name, destination) for name, destination in destinations.items()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, literal, null, select, update
 
 from timebell.store.audit.audit_log import AuditRecord, load_records
 from timebell.store.schema import audit_exports, audit_log
 from timebell.store.transaction import Transaction
+from timebell.store.types import Instant
 
 
 def get_position(tx: Transaction, destination: str) -> str | None:
@@ -25,9 +26,18 @@ def save_progress(
 ) -> bool:
     """Save the position, and the time of the delivery or the error of an attempt. Returns true."""
     values = {"position": position, "error": error} | ({} if error else {"delivered_at": now})
+    since = func.coalesce(audit_exports.c.failing_since, literal(now, Instant)) if error else null()
     matches = audit_exports.c.destination == destination
-    if not tx.execute(update(audit_exports).where(matches).values(**values)).rowcount:
-        tx.execute(insert(audit_exports).values(destination=destination, **values))
+    if not tx.execute(update(audit_exports).where(matches).values(**values, failing_since=since)).rowcount:
+        first = values | {"failing_since": now if error else None}
+        tx.execute(insert(audit_exports).values(destination=destination, **first))
+    return True
+
+
+def forget_failures(tx: Transaction, destinations: Collection[str]) -> bool:
+    """Forget the failures of all destinations but these, because they are not configured anymore. Returns true."""
+    other = audit_exports.c.destination.not_in(destinations)
+    tx.execute(update(audit_exports).where(other).values(failing_since=None, error=None))
     return True
 
 

@@ -32,7 +32,7 @@ from timebell.store.jobs.indexes import RUNNING_CLAUSE
 from timebell.store.jobs.queues import ALL_QUEUES
 from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.schedules.schedules import find_next_fire_at
-from timebell.store.schema import finished, jobs, queues, schedules, targets
+from timebell.store.schema import audit_exports, finished, jobs, queues, schedules, targets
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH, Instant
 
@@ -108,6 +108,8 @@ class Gauges:
     """Jobs that failed permanently within an hour and were neither retried nor discarded."""
     missed_last_hour: int = 0
     """Occurrences that were missed or expired within an hour."""
+    audit_export_failures: Mapping[str, float] = field(default_factory=dict)
+    """Seconds for which deliveries of the audit log have been failing, by destination."""
 
 
 def read_gauges(
@@ -127,7 +129,7 @@ def read_gauges(
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         list_overdue(tx, now, grace), list_last_successes(tx) if per_schedule else {}, counted["disabled"],
         {name: gauge for feature in features for name, gauge in feature.read_gauges(tx).items()},
-        *_count_last_hour(tx, now),
+        *_count_last_hour(tx, now), _measure_audit_export_failures(tx, now),
     )  # fmt: skip
 
 
@@ -138,6 +140,13 @@ def _count_last_hour(tx: Transaction, now: datetime) -> tuple[int, int]:
     failed = bounded_count(finished, dead_letters.IS_DEAD_LETTER, is_recent)
     row = tx.execute(select(failed.label("failed"), missed.label("missed"))).one()
     return row.failed, int(row.missed)
+
+
+def _measure_audit_export_failures(tx: Transaction, now: datetime) -> dict[str, float]:
+    return {
+        row.destination: 0.0 if row.failing_since is None else max(0.0, (now - row.failing_since).total_seconds())
+        for row in tx.execute(select(audit_exports.c.destination, audit_exports.c.failing_since))
+    }
 
 
 def measure_backlog(tx: Transaction, now: datetime) -> tuple[float, dict[str, int]]:

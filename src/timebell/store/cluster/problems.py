@@ -17,11 +17,13 @@ from timebell.feature import Feature
 from timebell.model.job import JobState
 from timebell.store.cluster.gauges import IS_MISSED, schedule_label
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
-from timebell.store.schema import finished, schedules, targets
+from timebell.store.schema import audit_exports, finished, schedules, targets
 from timebell.store.transaction import Transaction
 
 FAILURE_PERIOD = timedelta(days=1)
 MISSED_PERIOD = timedelta(hours=1)
+AUDIT_EXPORT_GRACE = timedelta(minutes=1)
+"""A shorter failure of a receiver is not a problem: records wait in the database."""
 MAX_ROWS = 10_000
 """The newest failed jobs that are grouped."""
 MAX_PROBLEMS = 100
@@ -42,6 +44,7 @@ def list_problems(tx: Transaction, now: datetime, features: Sequence[Feature]) -
     """Return the problems of all objects, also of those of `features`."""
     return [
         *_list_failures(tx, now), *_list_missed(tx, now), *_list_errored(tx), *_list_disabled_targets(tx),
+        *_list_failing_audit_exports(tx, now),
         *(problem for feature in features for problem in feature.list_problems(tx)),
     ]  # fmt: skip
 
@@ -133,4 +136,18 @@ def _list_disabled_targets(tx: Transaction) -> list[ObjectProblem]:
             "/ui/targets",
         )
         for row in tx.execute(query.limit(MAX_PROBLEMS))
+    ]  # fmt: skip
+
+
+def _list_failing_audit_exports(tx: Transaction, now: datetime) -> list[ObjectProblem]:
+    e = audit_exports.c
+    query = select(e.destination, e.failing_since, e.error).where(e.failing_since <= now - AUDIT_EXPORT_GRACE)
+    return [
+        ObjectProblem(
+            "AUDIT_EXPORT_FAILED", row.destination,
+            f"The audit log has not been delivered to {row.destination} since"
+            f" {row.failing_since:%Y-%m-%d %H:%M:%S} UTC: {(row.error or '')[:500]}. The records wait in the database.",
+            "/ui/audit-log",
+        )
+        for row in tx.execute(query)
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Row, delete, insert, select, update
 
 from timebell.errors import Conflict
 from timebell.model.page import Page
@@ -13,7 +13,7 @@ from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import sessions, sign_in_failures, users
 from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import SESSION_MAX_AGE, Session, User, lock_duration
+from timebell.tenancy.users import FAILURES_BEFORE_LOCK, SESSION_MAX_AGE, Session, User, lock_duration
 
 LAST_SEEN_RESOLUTION = timedelta(minutes=1)
 SIGN_IN_FAILURE_RETENTION = timedelta(days=1)
@@ -58,25 +58,38 @@ def record_sign_in_attempt(tx: Transaction, name: str, network: str, now: dateti
     row = tx.execute(select(users).where(users.c.name == name).with_for_update()).first()
     if row is None or row.disabled_at is not None:
         return None
-    here = (sign_in_failures.c.user_id == row.id) & (sign_in_failures.c.network == network)
+    is_counted = count_sign_in_failure(tx, row.id, "password", network, now, FAILURES_BEFORE_LOCK)
+    return (user_from_row(row), row.password) if is_counted else None
+
+
+def count_sign_in_failure(
+    tx: Transaction, user_id: str, credential: str, network: str, now: datetime, failures_before_lock: int
+) -> bool:
+    """Count a failure of a user, whose row is locked; return False while attempts from the network are rejected."""
+    here = _failures_of(user_id, credential, network)
     previous = tx.execute(select(sign_in_failures).where(here)).first()
     if previous is not None and previous.locked_until is not None and previous.locked_until > now:
-        return None
+        return False
     failures = 1 if previous is None else previous.failures + 1
-    lock = lock_duration(failures)
+    lock = lock_duration(failures, failures_before_lock)
     values = {"failures": failures, "last_failed_at": now, "locked_until": None if lock is None else now + lock}
     if previous is None:
-        tx.execute(insert(sign_in_failures).values(user_id=row.id, network=network, **values))
+        identity = {"user_id": user_id, "credential": credential, "network": network}
+        tx.execute(insert(sign_in_failures).values(**identity, **values))
     else:
         tx.execute(update(sign_in_failures).where(here).values(**values))
-    return user_from_row(row), row.password
+    return True
 
 
-def forget_sign_in_failures(tx: Transaction, user_id: str, network: str, now: datetime) -> None:
+def forget_sign_in_failures(tx: Transaction, user_id: str, credential: str, network: str, now: datetime) -> None:
     """Delete the failures of a user from a client network, and those of everybody that are too old to matter."""
-    here = (sign_in_failures.c.user_id == user_id) & (sign_in_failures.c.network == network)
     is_old = sign_in_failures.c.last_failed_at < now - SIGN_IN_FAILURE_RETENTION
-    tx.execute(delete(sign_in_failures).where(here | is_old))
+    tx.execute(delete(sign_in_failures).where(_failures_of(user_id, credential, network) | is_old))
+
+
+def _failures_of(user_id: str, credential: str, network: str) -> ColumnElement[bool]:
+    columns = sign_in_failures.c
+    return (columns.user_id == user_id) & (columns.credential == credential) & (columns.network == network)
 
 
 def set_password(tx: Transaction, id_: str, password: str) -> None:
@@ -105,7 +118,8 @@ def delete_user(tx: Transaction, id_: str) -> None:
 
 def list_sessions(tx: Transaction, user_id: str, now: datetime) -> list[Session]:
     """Return the unexpired sessions of a user, newest first."""
-    rows = tx.execute(select(sessions).where(sessions.c.user_id == user_id).order_by(sessions.c.created_at.desc()))
+    of_user = (sessions.c.user_id == user_id) & ~sessions.c.awaits_code
+    rows = tx.execute(select(sessions).where(of_user).order_by(sessions.c.created_at.desc()))
     found = [Session(**row._mapping) for row in rows]
     return [session for session in found if not session.is_expired(now)]
 
@@ -127,10 +141,10 @@ def create_session(tx: Transaction, session: Session, previous_session_id: str |
     if previous_session_id is not None:
         delete_session(tx, previous_session_id)
     tx.execute(insert(sessions).values(
-        id=session.id, user_id=session.user_id, key_id=session.key_id, created_at=session.created_at,
-        seen_at=session.seen_at,
+        id=session.id, user_id=session.user_id, key_id=session.key_id, awaits_code=session.awaits_code,
+        created_at=session.created_at, seen_at=session.seen_at,
     ))  # fmt: skip
-    if session.user_id is not None:
+    if session.user_id is not None and not session.awaits_code:
         tx.execute(update(users).where(users.c.id == session.user_id).values(last_used_at=session.created_at))
 
 
@@ -139,12 +153,16 @@ def delete_session(tx: Transaction, id_: str) -> None:
     tx.execute(delete(sessions).where(sessions.c.id == id_))
 
 
-def find_session(tx: Transaction, id_: str, now: datetime, *, peek: bool = False) -> tuple[Session, User | None] | None:
+def find_session(
+    tx: Transaction, id_: str, now: datetime, *, peek: bool = False, awaits_code: bool = False
+) -> tuple[Session, User | None] | None:
     """Return a session and its user, if it has one; None if unknown, expired, or if the user is disabled.
 
-    Updates `seen_at`, at most once per minute, unless `peek`.
+    A session that awaits a code is only found with `awaits_code`. Updates `seen_at`, at most once per minute, unless
+    `peek`.
     """
-    row = tx.execute(select(sessions).where(sessions.c.id == id_)).first()
+    here = (sessions.c.id == id_) & (sessions.c.awaits_code == awaits_code)
+    row = tx.execute(select(sessions).where(here)).first()
     if row is None:
         return None
     session = Session(**row._mapping)
@@ -164,5 +182,5 @@ def user_from_row(row: Row[Any]) -> User:
     return User(
         id=row.id, tenant_id=row.tenant_id, name=row.name, role=Role(row.role), created_at=row.created_at,
         created_by=row.created_by, last_used_at=row.last_used_at, disabled_at=row.disabled_at, issuer=row.issuer,
-        subject=row.subject,
+        subject=row.subject, totp_enabled_at=row.totp_enabled_at,
     )  # fmt: skip

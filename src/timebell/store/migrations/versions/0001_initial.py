@@ -91,6 +91,7 @@ def upgrade() -> None:
         sa.Column("destination", sa.String(20), primary_key=True),
         sa.Column("position", Id),
         sa.Column("delivered_at", Instant),
+        sa.Column("failing_since", Instant),
         sa.Column("error", sa.Text()),
     )
     op.create_table(
@@ -580,6 +581,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(64), primary_key=True),
         sa.Column("user_id", Id),
         sa.Column("key_id", sa.String(20)),
+        sa.Column("awaits_code", sa.Boolean(), nullable=False),
         sa.Column("created_at", Instant, nullable=False),
         sa.Column("seen_at", Instant, nullable=False),
     )
@@ -587,6 +589,7 @@ def upgrade() -> None:
     op.create_table(
         "timebell_sign_in_failures",
         sa.Column("user_id", Id, primary_key=True),
+        sa.Column("credential", sa.String(10), primary_key=True),
         sa.Column("network", sa.String(50), primary_key=True),
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("last_failed_at", Instant, nullable=False),
@@ -685,6 +688,10 @@ def upgrade() -> None:
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("role", sa.String(10), nullable=False),
         sa.Column("password", sa.String(200)),
+        sa.Column("totp_secret", sa.String(200)),
+        sa.Column("totp_recovery_codes", sa.Text()),
+        sa.Column("totp_enabled_at", Instant),
+        sa.Column("totp_last_step", sa.BigInteger()),
         sa.Column("issuer", sa.String(200)),
         sa.Column("subject", sa.String(255)),
         sa.Column("created_at", Instant, nullable=False),
