@@ -144,7 +144,8 @@ async def _create_campaigns(app: Timebell, web: Web) -> dict[str, str]:
     await app.devices.register_many([
         {"token": f"token-of-a-phone-{n:04}", "user_id": f"{n} {EVIL}", "timezone": zones[n % 3]} for n in range(6)
     ])  # fmt: skip
-    message = {"title": EVIL, "body": EVIL, "data": {"bible_code": EVIL}, "fields": {"rename": {"bible_code": "<b>x"}}}
+    text = EVIL.replace("{{7*7}}", "")  # an unknown placeholder is refused
+    message = {"title": text, "body": text, "data": {"bible_code": text}, "fields": {"rename": {"bible_code": "<b>x"}}}
     bodies = {
         "campaign": {"name": f"sent {EVIL}", "chunkSize": 2, "chunkDelayMs": 0},
         "planned": {"name": EVIL, "localTime": "2040-01-01T09:00:00", "canary": {"size": 2, "maxErrorRate": 0.5},
