@@ -53,10 +53,13 @@ async def test_jobs_are_found_by_time_ids_fields_and_error(serve: Serve) -> None
         assert await found(f"status=failed&to={start}") == {early["id"]}
         assert (await web.get("/api/v1/jobs?payload=order.id")).status_code == 422
 
-        page = await browser.get('/ui/jobs?q=status:failed from:24h error:"bank is away"')
+        typed = await browser.get('/ui/jobs?q=status:failed from:24h error:"bank is away"')
+        url = "/ui/jobs?q=status%3Afailed+error%3A%22bank+is+away%22&from=24h"
+        assert typed.headers["location"] == url  # a period in the filter becomes that of the page
+        page = await browser.get(url)
         assert set(re.findall(r'data-row.*?href="/ui/jobs/([0-9a-f-]+)"', page.text, re.DOTALL)) == {late["id"]}
-        assert 'href="/ui/jobs?q=from%3A7d%20status%3Afailed%20error%3A%22bank%20is%20away%22"' in page.text
-        assert (await browser.get("/ui/jobs?q=lag:>1s from:1h")).status_code == 422
+        assert 'href="/ui/jobs?q=status%3Afailed+error%3A%22bank+is+away%22&amp;from=7d"' in page.text
+        assert (await browser.get("/ui/jobs?q=lag:>1s&from=1h")).status_code == 422
 
 
 async def test_a_search_examines_a_limited_number_of_jobs_per_page(

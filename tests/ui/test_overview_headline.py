@@ -17,6 +17,7 @@ from timebell.model.payload import encode
 from timebell.model.routes import Routes
 from timebell.store import schema
 from timebell.store.cluster import nodes
+from timebell.store.cluster.rewinds import Rewind, record_rewind
 
 from .browser import Browser
 from .test_job_pages import finished_job, insert_finished, plain_text
@@ -107,3 +108,15 @@ async def test_problems_are_sorted_worst_first(serve: Serve, monkeypatch: Any) -
         assert (await headline(browser))[1].startswith("reports is overdue, and 4 more")
         await change(update(schema.nodes).values(seen_at=now - 900 * SECOND))
         assert (await headline(browser))[1].startswith("No node is running: the last heartbeat is from")
+
+
+async def test_lost_writes_are_shown_on_the_overview_and_with_the_nodes(serve: Serve, monkeypatch: Any) -> None:
+    async with healthy(serve, monkeypatch) as (browser, now):
+        counts = {"jobs": 3, "results": 1, "cancels": 0, "schedules": 0}
+        lost = Rewind(new_id(now), "n1", now, now - 9 * SECOND, now, counts, {"jobs": [new_id(now)]})
+        await browser.app.store.run(record_rewind, lost)
+        assert await headline(browser) == ("bad", "The database lost 4 acknowledged writes")
+        assert "The database lost 3 created jobs, 1 results of jobs" in plain_text((await browser.get("/ui/")).text)
+        page = plain_text((await browser.get("/ui/nodes")).text)
+        assert "by n1" in page
+        assert f"{lost.examples['jobs'][0][:8]}…" in page

@@ -48,7 +48,8 @@ async def test_every_page_shows_real_data(serve: Serve, store_url: str) -> None:
         assert "paused" in texts["schedules"]
         assert "02:30" in texts["preview"]
         assert "does not exist" in texts["preview"]
-        for word in ("EST", "Overlap", "Catch-up", "window 24 h", "limit 100", "Revision 1", "skipped", "Undo"):
+        settings = ("If still running", "After an outage", "of the last 24 h", "at most 100")
+        for word in ("EST", *settings, "Revision 1", "skipped", "Undo"):
             assert word in texts["schedule"], word
         assert "Paused" in texts["paused"]
         for word in ("Attempt 1 started", "Attempt 1 failed", "Dead", "Retry now", "ValueError"):

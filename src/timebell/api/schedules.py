@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.exceptions import RequestValidationError
@@ -48,15 +48,21 @@ from timebell.model.page import MAX_LIMIT
 from timebell.model.schedule import Schedule
 from timebell.recurrence.preview import dst_notes, next_fires
 from timebell.store.audit import audit_log
+from timebell.store.jobs.search import JobSearch
 from timebell.store.schedules import actions, queries
 from timebell.tenancy.roles import Role
 
 YEAR = timedelta(days=366)
+Sort = Literal["name", "-name", "nextFireAt", "-nextFireAt", "createdAt", "-createdAt"]
+SORTS = {
+    "nextFireAt": "next_fire_at", "-nextFireAt": "-next_fire_at", "createdAt": "created_at",
+    "-createdAt": "-created_at",
+}  # fmt: skip
 routes = APIRouter(route_class=ApiRoute, tags=["schedules"])
 
 
 class SchedulePage(ResponseBody):
-    """Page of schedules, newest first."""
+    """Page of schedules."""
 
     items: list[ScheduleOut]
     next_cursor: str | None
@@ -229,14 +235,17 @@ async def create_schedule(body: ScheduleIn, ctx: Context) -> Response:
 async def list_schedules(
     ctx: Context, limit: Limit = 50, cursor: Cursor = None,
     enabled: bool | None = None, name: Annotated[str | None, Query(max_length=200)] = None,
-    contains: Annotated[str | None, Query(max_length=200, description="Part of the name, case-insensitive.")] = None,
+    contains: Annotated[
+        str | None, Query(max_length=200, description="Part of the name or topic, case-insensitive.")
+    ] = None,
     topic: Annotated[str | None, Query(max_length=200)] = None,
     job_type: Annotated[str | None, Query(alias="jobType", max_length=200)] = None,
     label: Annotated[list[str] | None, Query(max_length=32, description="Label as name=value; all must match.")] = None,
     tenant: Annotated[str | None, Query(max_length=200, description="Tenant to list; requires a platform key.")] = None,
     recent: Annotated[int, Query(ge=0, le=28, description="Number of last runs whose outcomes are included.")] = 0,
+    sort: Annotated[Sort, Query(description="A leading minus reverses the order.")] = "-createdAt",
 ) -> Response:  # fmt: skip
-    """List schedules, newest first. Filters are combined with AND."""
+    """List schedules, by default newest first. Filters are combined with AND."""
     labels = {}
     for text in label or []:
         key, equals, value = text.partition("=")
@@ -256,6 +265,7 @@ async def list_schedules(
         topic=topic or job_type,
         labels=labels,
         contains=contains,
+        sort=SORTS.get(sort, sort),
     )
     outcomes = await ctx.run(queries.list_recent_outcomes, [schedule.id for schedule in page], recent) if recent else {}
     return page_response(page, [
@@ -472,11 +482,19 @@ async def revert_schedule(id: Id, body: RevertIn, ctx: Context) -> Response:
 async def list_executions(
     id: Id, ctx: Context, limit: Limit = 20, cursor: Cursor = None,
     status: Annotated[list[Annotated[str, Query(max_length=20)]] | None, Query(max_length=20)] = None,
+    from_: Annotated[
+        str | None, Query(alias="from", max_length=64, description="Finished or, if live, due at or after this time.")
+    ] = None,
+    to: Annotated[str | None, Query(max_length=64, description="Finished or, if live, due before this time.")] = None,
 ) -> Response:  # fmt: skip
     """List the occurrences of a schedule with their outcomes, newest first."""
     await find_schedule(ctx, id)
     filters = {"schedule_id": id, "tenant_id": ctx.tenant_id}
-    page = await ctx.app.jobs.list(filters, status, limit, cursor)
+    search = JobSearch(
+        start=None if from_ is None else parse_timestamp(from_, "from"),
+        end=None if to is None else parse_timestamp(to, "to"),
+    )
+    page = await ctx.app.jobs.list(filters, status, limit, cursor, search=search)
     return page_response(page, [render_execution(job) for job in page])
 
 

@@ -420,15 +420,20 @@ class Schedules:
     async def list(
         self, tenant_id: str | None = "default", limit: int = 50, cursor: str | None = None, *, name: str | None = None,
         enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = queries.ANY_LABELS,
-        contains: str | None = None,
+        contains: str | None = None, sort: str = "-created_at",
     ) -> Page[Schedule]:  # fmt: skip
-        """Return a page of the schedules of a tenant (None: of all tenants), newest first.
+        """Return a page of the schedules of a tenant (None: of all tenants), by default newest first.
 
-        Filters are combined with AND; `contains` searches the name. `limit` is 1 to 500. Raises InvalidInput.
+        Filters are combined with AND; `contains` searches name and topic. `sort` is `name`, `next_fire_at` or
+        `created_at`; a leading minus reverses the order. `limit` is 1 to 500. Raises InvalidInput.
         """
         await self._ensure_open()
+        if sort.removeprefix("-") not in queries.SORT_KEYS:
+            raise InvalidInput(
+                f"sort is {sort!r:.60}.", code="INVALID_SORT", fix=f"Use {', '.join(queries.SORT_KEYS)}, or -name."
+            )
         filters: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
-        filters["contains"] = contains
+        filters |= {"contains": contains, "sort": sort}
         return await self._store.run(
             queries.list_schedules, tenant_id, limit, page.validate_paging(limit, cursor), **filters
         )

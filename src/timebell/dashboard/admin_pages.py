@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -10,11 +11,18 @@ from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import format_seconds, navigation, to_datetime
-from timebell.dashboard.views import CurrentView, PageRoute
+from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.model.billing_months import month_start
 from timebell.store.audit import overview as rows
+from timebell.store.cluster import rewinds
 
 MAX_HITS_PER_KIND = 8
+# Word of a filter, parameter of the API and label of the fields that the search looks up.
+JOB_FIELDS = (
+    ("topic", "topic", "topic"), ("key", "key", "key"), ("owner", "ownerId", "owner"),
+    ("request", "clientRequestId", "client request id"),
+)  # fmt: skip
+LOSSES_PERIOD = timedelta(days=30)
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -58,11 +66,12 @@ async def tenants(view: CurrentView, cursor: str = "") -> Response:
 
 @routes.get("/ui/nodes")
 async def nodes(view: CurrentView) -> Response:
-    """List nodes, and the history of leaders."""
+    """List nodes, writes that the database lost, and the history of leaders."""
     cluster = await view.get("/nodes")
     tzdata_releases = sorted({node["tzdata"] for node in cluster["items"] if node["alive"]})
     steps = leadership_timeline(cluster["leaderships"])
-    return view.render("nodes", cluster=cluster, tzdata_releases=tzdata_releases, steps=steps)
+    losses = await view.app.store.run(rewinds.list_rewinds, view.now - LOSSES_PERIOD)
+    return view.render("nodes", cluster=cluster, tzdata_releases=tzdata_releases, steps=steps, losses=losses[:20])
 
 
 def leadership_timeline(leaderships: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -104,22 +113,33 @@ async def drain(id: str, view: CurrentView) -> Response:
 
 @routes.get("/ui/search")
 async def search(view: CurrentView, q: str = "") -> Response:
-    """Search schedules and objects of features by a part of the name, a job by id, topics, and pages."""
+    """Search schedules and objects of features by a part of the name, jobs by id or a field, and pages."""
     q = q.strip()
-    hits = []
-    if parse_uuid(q) is not None:
-        response = await view.call_api("GET", f"/jobs/{quote_segment(q)}")
-        hits += [] if response.is_error else [(response.body["topic"], f"/ui/jobs/{quote_segment(q)}", "job")]
+    hits = await _find_jobs(view, q) if q else []
     if q:
         schedules = (await view.get("/schedules", contains=q, limit=MAX_HITS_PER_KIND))["items"]
         hits += [(each["name"], f"/ui/schedules/{quote_segment(each['id'])}", "schedule") for each in schedules]
         for pages in pages_of(view.app.features).values():
             if pages.search is not None:
                 hits += (await pages.search(view, q))[: MAX_HITS_PER_KIND // 2]
-        hits.append((f"Jobs with topic {q}", f"/ui/jobs?q=topic:{quote_segment(q)}", "jobs"))
     entries = [each for each in navigation(view.app.features) if view.may(each.role)]
     hits += [(each.label, each.url, "page") for each in entries if q.lower() in each.label.lower()]
     return view.render("search", hits=hits[: 2 * MAX_HITS_PER_KIND], q=q)
+
+
+async def _find_jobs(view: View, q: str) -> list[tuple[str, str, str]]:
+    """Return a job with this id, and lists of jobs with this value of a field that has an index, if there are any."""
+    if parse_uuid(q) is not None:
+        response = await view.call_api("GET", f"/jobs/{quote_segment(q)}")
+        return [] if response.is_error else [(response.body["topic"], f"/ui/jobs/{quote_segment(q)}", "job")]
+    hits = []
+    for word, parameter, label in JOB_FIELDS:
+        query: dict[str, Any] = {parameter: q}
+        response = await view.call_api("GET", "/jobs", limit=1, **query)
+        if not response.is_error and response.body["items"]:
+            value = f'"{q}"' if " " in q else q
+            hits.append((f"Jobs with {label} {q}", f"/ui/jobs?q={quote_segment(f'{word}:{value}')}", "jobs"))
+    return hits
 
 
 @routes.get("/ui/{rest:path}")

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.exports import download
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 
 PAGE_SIZE = 50
-FILTER_FIELDS = ("subject", "action", "actor", "outcome", "from", "to")
+FILTER_FIELDS = ("subject", "action", "actor", "outcome")
 COLUMNS = (
     "at", "actor", "actorKind", "keyId", "address", "action", "subject", "subjectName", "outcome", "code", "suppressed",
     "changes", "requestId", "id",
@@ -27,22 +28,26 @@ routes = APIRouter(route_class=PageRoute)
 async def audit_log(view: CurrentView, cursor: str = "") -> Response:
     """Show the newest changes and refused requests that match the filter."""
     filters = _read_filter(view)
-    response = await view.call_api("GET", "/audit-log", limit=PAGE_SIZE, cursor=cursor, **filters)
-    problem = response.body if response.is_error else None
-    if problem is not None and response.status != 422:
+    time_range = read_time_range(view)
+    query: dict[str, Any] = {**filters, **time_range.parameters}
+    response = await view.call_api("GET", "/audit-log", limit=PAGE_SIZE, cursor=cursor, **query)
+    problem = response.body if response.is_error else time_range.problem
+    if response.is_error and response.status != 422:
         view.check_response(response)
     page = {"items": [], "nextCursor": None} if problem else response.body
+    fields = {**filters, **time_range.fields}
     return view.render(
-        "audit_log", 200 if problem is None else response.status, page=page, filters=filters, problem=problem,
-        fields={name: filters.get(name, "") for name in FILTER_FIELDS},
-        older_url=f"/ui/audit-log?{urlencode(filters) + '&' if filters else ''}", object_page=object_page,
+        "audit_log", 200 if problem is None else 422, page=page, filters=filters, problem=problem,
+        time_range=time_range, fields={name: filters.get(name, "") for name in FILTER_FIELDS},
+        older_url=f"/ui/audit-log?{urlencode(fields) + '&' if fields else ''}", object_page=object_page,
     )  # fmt: skip
 
 
 @routes.get("/ui/audit-log/export")
 async def export(view: CurrentView, format: str = "csv") -> Response:
     """Download the first records that match the filter; all of them are in the export of the API."""
-    return await download(view, "audit-log", format, "/audit-log", COLUMNS, _read_filter(view))
+    return await download(view, "audit-log", format, "/audit-log", COLUMNS,
+                          _read_filter(view) | read_time_range(view).parameters)  # fmt: skip
 
 
 @routes.get("/ui/{collection}/{id}/history")

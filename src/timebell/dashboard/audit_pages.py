@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -10,35 +11,47 @@ from fastapi import APIRouter, Response
 from timebell.api.schemas import format_utc
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.rendering import to_datetime
+from timebell.dashboard.time_range import parse_local, read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute
+from timebell.errors import InvalidInput
+from timebell.formatting import to_local
 
-DAY = timedelta(days=1)
+MAX_AUDIT = timedelta(days=30)
 MAX_BARS = 240
 TABLE_SPANS = 24
 routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/audit")
-async def audit(view: CurrentView, from_: str = "", to: str = "", schedule: str = "") -> Response:
-    """Compare expected with recorded occurrences of a range (default: the last day)."""
-    query = dict(view.request.query_params)
-    start = query.get("from") or format_utc(view.now.replace(microsecond=0) - DAY) or ""
-    end = query.get("to") or format_utc(view.now.replace(microsecond=0)) or ""
-    response = await view.call_api("GET", "/audit", from_=start, to=end, schedule=schedule)
+async def audit(view: CurrentView, schedule: str = "") -> Response:
+    """Compare expected with recorded occurrences of a period (default: the last day)."""
+    time_range = read_time_range(view, "24h")
+    end = format_utc(time_range.end or view.now.replace(microsecond=0))
+    problem, report = time_range.problem, None
+    if problem is None:
+        response = await view.call_api(
+            "GET", "/audit", from_=format_utc(time_range.start) or format_utc(view.now - MAX_AUDIT), to=end,
+            schedule=schedule,
+        )  # fmt: skip
+        problem, report = (response.body, None) if response.is_error else (None, response.body)
     return view.render(
-        "audit", 200 if not response.is_error else response.status, start=start, end=end, schedule=schedule,
-        problem=response.body if response.is_error else None, report=None if response.is_error else response.body,
+        "audit", 200 if problem is None else 422, time_range=time_range, schedule=schedule, problem=problem,
+        report=report,
     )  # fmt: skip
 
 
 @routes.get("/ui/schedules/{id}/why")
 async def why(id: str, view: CurrentView, at: str = "") -> Response:
-    """Explain the outcome of one occurrence."""
+    """Explain the outcome of one occurrence. `at` is RFC 3339, or a local time in the zone of the schedule."""
     schedule = await view.get(f"/schedules/{quote_segment(id)}")
-    response = await view.call_api("GET", f"/schedules/{quote_segment(id)}/why", at=at)
+    instant, local_at = at, ""
+    with suppress(InvalidInput):  # the API explains what is wrong
+        parsed = parse_local(at, schedule["timezone"], "at")
+        instant, local_at = str(format_utc(parsed)), f"{to_local(parsed, schedule['timezone']):%Y-%m-%dT%H:%M:%S}"
+    response = await view.call_api("GET", f"/schedules/{quote_segment(id)}/why", at=instant)
     explanation = None if response.is_error else response.body
     return view.render(
-        "why", 200 if explanation else response.status, schedule=schedule, at=at, explanation=explanation,
+        "why", 200 if explanation else response.status, schedule=schedule, local_at=local_at, explanation=explanation,
         problem=None if explanation else response.body,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ separately and lists those that failed.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Response
 
@@ -35,8 +35,8 @@ async def change_schedules(view: CurrentView) -> Response:
 @routes.post("/ui/jobs/several")
 async def change_jobs(view: CurrentView) -> Response:
     """Cancel or retry the selected jobs, then return to the filtered list. Raises InvalidInput (NOTHING_SELECTED)."""
-    q = view.form.get("q", "")
-    return await _bulk_action(view, "jobs", f"/ui/jobs?q={quote(q, safe='')}" if q else "/ui/jobs")
+    fields = {name: text for name in ("q", "sort", "from", "to", "zone") if (text := view.form.get(name))}
+    return await _bulk_action(view, "jobs", f"/ui/jobs?{urlencode(fields)}" if fields else "/ui/jobs")
 
 
 async def _bulk_action(view: View, kind: str, list_url: str) -> Response:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.store.audit import overview as rows
 
@@ -25,9 +26,11 @@ async def dead_letters(
 ) -> Response:  # fmt: skip
     """List groups of dead letters; with a filter also the single jobs. Show the latest retries and discards."""
     filters = {"topic": topic, "errorCode": error_code, "errorGroup": error_group, "scheduleId": schedule_id}
-    groups = await view.get("/dead-letters", groupBy="topic" if by == "topic" else "error", limit=50, **filters)
+    time_range = read_time_range(view)
+    query = filters | time_range.parameters
+    groups = await view.get("/dead-letters", groupBy="topic" if by == "topic" else "error", limit=50, **query)
     has_filter = any(filters.values())
-    page = await view.get("/dead-letters", limit=50, cursor=cursor, **filters) if has_filter else None
+    page = await view.get("/dead-letters", limit=50, cursor=cursor, **query) if has_filter else None
     operations = (await view.get("/operations", limit=10))["items"]
     jobs = [group["latest"] for group in groups["items"]] + (page["items"] if page else [])
     schedule_names, retry_counts = await view.app.store.run(
@@ -35,7 +38,8 @@ async def dead_letters(
         {job["scheduleId"] for job in jobs if job["scheduleId"]},
     )  # fmt: skip
     return view.render(
-        "dead_letters", groups=groups, by=by, page=page, filters={name: text for name, text in filters.items() if text},
+        "dead_letters", 422 if time_range.problem else 200, groups=groups, by=by, page=page, time_range=time_range,
+        filters={name: text for name, text in filters.items() if text},
         schedule_names=schedule_names, retry_counts=retry_counts,
         operations=[operation for operation in operations if operation["kind"] in ("retry", "discard")][:5],
     )  # fmt: skip

@@ -20,6 +20,7 @@ from timebell.alarm import Alarm
 from timebell.dashboard.api_client import ApiError, ApiResponse, quote_segment
 from timebell.dashboard.dead_letters import FILTER_FIELDS
 from timebell.dashboard.jobs import parse_filter
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 
 MAX_ROWS, PAGE_SIZE = 10_000, 200
@@ -48,15 +49,16 @@ async def jobs(view: CurrentView, q: str = "", format: str = "csv") -> Response:
         problem["code"] = "INVALID_FILTER"
     if problem is not None:
         raise ApiError(ApiResponse(422, problem, {}))
-    return await download(view, "jobs", format, "/jobs", JOB_COLUMNS, filters)
+    return await download(view, "jobs", format, "/jobs", JOB_COLUMNS, filters | read_time_range(view).parameters)
 
 
 @routes.get("/ui/schedules/{id}/export")
 async def executions(id: str, view: CurrentView, format: str = "csv") -> Response:
     """Download the outcomes of a schedule's occurrences."""
     return await download(
-        view, "executions", format, f"/schedules/{quote_segment(id)}/executions", EXECUTION_COLUMNS, {}
-    )
+        view, "executions", format, f"/schedules/{quote_segment(id)}/executions", EXECUTION_COLUMNS,
+        read_time_range(view).parameters,
+    )  # fmt: skip
 
 
 @routes.get("/ui/dead-letters/export")

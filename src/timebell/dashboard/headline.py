@@ -57,6 +57,9 @@ def _problems(tiles: Tiles, now: datetime, lease_seconds: float) -> Iterator[_Pr
     if s.stopped:
         yield _Problem("paused", "Everything is paused", 1)
     yield from _node_problems(tiles, now, lease_seconds)
+    if s.rewinds:
+        lost = _count(sum(rewind.total for rewind in s.rewinds), "acknowledged write")
+        yield _Problem("bad", f"The database lost {lost}", len(s.rewinds))
     if s.overdue:
         yield _Problem("bad", f"{_names([item.name for item in s.overdue])} {_verb(s.overdue)} overdue", len(s.overdue))
     if s.unhandled:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
@@ -18,6 +19,7 @@ from timebell.dashboard.dead_letters import CANCEL_FIELDS, FILTER_FIELDS
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.job_timeline import timeline_steps
 from timebell.dashboard.rendering import format_json
+from timebell.dashboard.time_range import TimeRange, read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
@@ -26,8 +28,15 @@ from timebell.model.payload import read_json
 from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 
-STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
-PERIODS = ("1h", "24h", "7d", "30d")
+# Tabs of the list: label -> filter expression.
+TABS = {
+    "All": "", "Scheduled": "status:pending", "Retrying": "status:pending attempts:1", "Held": "held:true",
+    "Running": "status:running", "Failed": "status:failed", "Completed": "status:completed",
+    "Skipped": "status:skipped", "Cancelled": "status:cancelled",
+}  # fmt: skip
+TAB_FILTERS = ("status:", "attempts:", "held:")
+# With these filters, an index has the failed jobs by the time of their failure.
+FAILED_FILTERS = {"status", "topic", "scheduleId", "from", "to"}
 LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minAttempts", "lag"}
 # Name in a filter expression -> query parameter of the API.
 FILTER_PARAMETERS = {
@@ -40,36 +49,67 @@ routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/jobs")
-async def jobs(view: CurrentView, q: str = "", cursor: str = "") -> Response:
-    """List jobs, filtered by expressions such as `status:failed topic:erp.sync attempts:2`."""
+async def jobs(view: CurrentView, q: str = "", sort: str = "", cursor: str = "") -> Response:
+    """List jobs, filtered by expressions such as `status:failed topic:erp.sync attempts:2`, within a time range."""
     if (id_ := parse_uuid(q.strip())) is not None:
         return RedirectResponse(f"/ui/jobs/{id_}", 303)
     filters, problem = await parse_filter(view, q)
+    if problem is None and filters.keys() & {"from", "to"}:
+        return RedirectResponse(f"/ui/jobs?{urlencode(_split_range(q))}", 303)
+    time_range = read_time_range(view)
+    filters, problem = (
+        filters | time_range.parameters,
+        problem or time_range.problem or _lag_problem(filters, time_range),
+    )
     is_lag_search = problem is None and "lag" in filters
+    by_failure = _can_sort_by_failure(filters)
     status = 422
     page: dict[str, Any] = {"items": [], "nextCursor": None}
     if is_lag_search:
         page["items"] = await _find_late_jobs(view, filters)
     elif problem is None:
-        response = await view.call_api("GET", "/jobs", limit=50, cursor=cursor, **filters)
+        path, query = "/jobs", filters
+        if by_failure and sort != "created":
+            path, query = "/dead-letters", {name: text for name, text in filters.items() if name != "status"}
+        response = await view.call_api("GET", path, limit=50, cursor=cursor, **query)
         if response.is_error:
             problem, status = response.body, response.status
         else:
             page = response.body
     words = q.split()
-    other_filters = " ".join(word for word in words if not word.startswith("status:"))
-    without_period = " ".join(word for word in words if not word.startswith(("from:", "to:")))
-    period = next((word.removeprefix("from:") for word in words if word.startswith("from:")), "")
     tenant_id = view.caller.tenant_id
     ids = {job["scheduleId"] for job in page["items"] if job["scheduleId"]}
     names = await view.app.store.run(rows.get_schedule_names, tenant_id, ids) if ids else {}
     return view.render(
         "jobs", 200 if problem is None else status, page=page, schedule_names=names, q=q, problem=problem,
-        states=STATES, counts=view.overview_cache.counts(tenant_id), status=filters.get("status", ""),
-        filter_names=FILTER_PARAMETERS, other_filters=other_filters, is_lag_search=is_lag_search,
-        matching_action=_matching_action(filters) if page["nextCursor"] else None,
-        periods=PERIODS, period=period, without_period=without_period,
+        time_range=time_range, tabs=TABS, counts=view.overview_cache.counts(tenant_id),
+        current_tab=" ".join(word for word in words if word.startswith(TAB_FILTERS)),
+        other_filters=" ".join(word for word in words if not word.startswith(TAB_FILTERS)),
+        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, sort=sort, by_failure=by_failure, cursor=cursor,
+        matching_action=_matching_action(filters) if page["nextCursor"] or cursor else None,
     )  # fmt: skip
+
+
+def _can_sort_by_failure(filters: Mapping[str, Any]) -> bool:
+    is_indexed = filters.keys() <= FAILED_FILTERS and "*" not in filters.get("topic", "")
+    return is_indexed and filters.get("status") == "failed"
+
+
+def _split_range(q: str) -> dict[str, str]:
+    """Return the query of the page for a filter expression that contains `from:` or `to:`."""
+    words = _split_words(q, keep_quotes=True)
+    ends = dict(word.replace('"', "").split(":", 1) for word in words if word.startswith(("from:", "to:")))
+    return {"q": " ".join(word for word in words if not word.startswith(("from:", "to:"))), **ends}
+
+
+def _lag_problem(filters: Mapping[str, Any], time_range: TimeRange) -> dict[str, Any] | None:
+    """Return the problem of a search by lag with filters that it does not have."""
+    if "lag" not in filters or not (filters.keys() - LAG_FILTERS or time_range.parameters):
+        return None
+    return {
+        "detail": "A lag cannot be combined with these filters or a period.", "code": "INVALID_FILTER",
+        "fix": "Use status, topic, owner, schedule, key, queue or attempts with lag.",
+    }  # fmt: skip
 
 
 async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -104,9 +144,6 @@ async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, An
             if filters["lag"] is None:
                 return {}, {"detail": f"{word!r:.60} is not a lag.", "fix": "E.g. lag:>5s or lag:>200ms.",
                             "code": "INVALID_FILTER"}  # fmt: skip
-    if "lag" in filters and filters.keys() - LAG_FILTERS:
-        return {}, {"detail": "A lag cannot be combined with these filters.", "code": "INVALID_FILTER",
-                    "fix": "Use status, topic, owner, schedule, key, queue or attempts with lag."}  # fmt: skip
     return filters, None
 
 
@@ -120,9 +157,10 @@ def _matching_action(filters: Mapping[str, Any]) -> tuple[str, str, dict[str, An
     return None
 
 
-def _split_words(q: str) -> list[str]:
-    """Split at spaces outside of double quotes, which are removed."""
-    return [word.replace('"', "") for word in re.findall(r'(?:[^\s"]|"[^"]*"?)+', q)]
+def _split_words(q: str, *, keep_quotes: bool = False) -> list[str]:
+    """Split at spaces outside of double quotes, which are removed by default."""
+    words = re.findall(r'(?:[^\s"]|"[^"]*"?)+', q)
+    return words if keep_quotes else [word.replace('"', "") for word in words]
 
 
 async def _find_late_jobs(view: View, filters: Mapping[str, Any]) -> list[dict[str, Any]]:

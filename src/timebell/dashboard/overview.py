@@ -16,12 +16,18 @@ from timebell.dashboard.overview_data import Tiles
 from timebell.dashboard.pages import Notice, pages_of
 from timebell.dashboard.rendering import TimeFormatter, render_template
 from timebell.dashboard.sessions import Sessions
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import StoreError
+from timebell.store.types import EPOCH
 
 TILES_INTERVAL = timedelta(seconds=1)
 KEEP_ALIVE_INTERVAL = timedelta(seconds=15)
 SESSION_CHECK_INTERVAL = timedelta(seconds=10)
+HISTORY_PRESETS, DEFAULT_HISTORY = ("1h", "24h", "48h", "7d", "30d"), "48h"
+MAX_HISTORY = timedelta(days=31)
+SPAN_LENGTHS = [timedelta(minutes=minutes) for minutes in (1, 5, 15, 30, 60, 180, 360, 720, 1440)]
+MAX_SPANS = 60
 MAX_VIEWERS = 1000  # open event streams per tenant and process
 routes = APIRouter(route_class=PageRoute)
 
@@ -72,11 +78,28 @@ async def upcoming(view: CurrentView, hours: int = 24) -> Response:
 
 @routes.get("/ui/runs")
 async def runs(view: CurrentView) -> Response:
-    """Show the outcomes of each hour. A separate request, because counting a long history can exceed a page timeout."""
-    hours = await view.overview_cache.runs_per_hour(view.caller.tenant_id)
-    outcomes = ("done", "failed", "missed")
-    max_runs = max((sum(counts.get(outcome, 0) for outcome in outcomes) for _, counts in hours), default=0)
-    return view.render("runs", hours=hours, max_runs=max(1, max_runs))
+    """Show the outcomes and start lags of a period, by default of two days; as a fragment only the outcomes.
+
+    A separate request, because counting a long history can exceed a page timeout.
+    """
+    time_range = read_time_range(view, DEFAULT_HISTORY, HISTORY_PRESETS)
+    end = min(time_range.end or view.now, view.now)
+    start = max(time_range.start or end - MAX_HISTORY, end - MAX_HISTORY)
+    start, step, count = chart_spans(start, end)
+    tenant_id = view.caller.tenant_id
+    spans = await view.overview_cache.runs(tenant_id, start, step, count)
+    lags = [] if view.is_fragment_request else await view.overview_cache.lags(tenant_id, spans)
+    return view.render(
+        "runs", 422 if time_range.problem else 200, time_range=time_range, spans=spans, lags=lags, step=step,
+        shows_days=step * count > timedelta(hours=25),
+    )  # fmt: skip
+
+
+def chart_spans(start: datetime, end: datetime) -> tuple[datetime, timedelta, int]:
+    """Return start, length and number of the spans of a chart: the shortest of SPAN_LENGTHS that are few enough."""
+    step = next((each for each in SPAN_LENGTHS if (end - start) / each <= MAX_SPANS), SPAN_LENGTHS[-1])
+    first = start - (start - EPOCH) % step
+    return first, step, max(1, -(-(end - first) // step))
 
 
 @routes.get("/ui/live")

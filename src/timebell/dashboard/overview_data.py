@@ -22,6 +22,7 @@ from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.audit import overview as rows
 from timebell.store.audit.overview import TenantStatus
+from timebell.store.tenancy import tenants
 
 TILES_TTL_SECONDS = 1.0
 UPCOMING_TTL_SECONDS = 15.0
@@ -34,7 +35,9 @@ DENSE_FIRES = 48  # a timeline with this many runs is drawn as a bar, because do
 MAX_FIRES = 12_000
 RECENT = timedelta(minutes=15)
 LAG_SAMPLE_SIZE = 1_000  # newest runs that the start lag is computed from
-HISTORY_HOURS = 48
+MAX_TENANTS, TENANTS_TTL_SECONDS = 1_000, 10.0
+LAG_SAMPLE_PER_SPAN = 200
+MAX_COUNTED_SPANS = 5_000  # finished spans of a tenant whose outcomes are kept
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
@@ -122,9 +125,33 @@ class Tiles:
         of_features = (status.attention for status in s.of_features.values())
         lists: tuple[Sequence[object], ...] = (
             s.missed, s.overdue, s.errored, s.disabled, s.dead_lately, s.quota, s.unhandled, s.late_queues,
-            s.never_firing, *of_features,
+            s.never_firing, s.rewinds, *of_features,
         )  # fmt: skip
         return sum(map(len, lists)) + bool(s.backlog_jobs) + s.stopped
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpan:
+    """Outcomes of the occurrences that ended in [start, end): done, failed, missed, other."""
+
+    start: datetime
+    end: datetime
+    counts: Counter[str]
+
+    @property
+    def total(self) -> int:
+        """Number of completed, failed and missed ones."""
+        return self.counts["done"] + self.counts["failed"] + self.counts["missed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LagSpan:
+    """Start lags of the runs of a span, in seconds; `position` is the index of the span."""
+
+    position: int
+    span: RunSpan
+    median: float
+    p99: float
 
 
 class OverviewCache:
@@ -134,7 +161,7 @@ class OverviewCache:
         self._app = app
         self._entries: dict[tuple[str, str], tuple[Any, float]] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        self._runs_by_hour: dict[str, dict[datetime, dict[str, int]]] = {}
+        self._outcomes: dict[str, dict[tuple[datetime, timedelta], dict[str, int]]] = {}
         self._recent_runs: dict[str, tuple[list[Any], float]] = {}  # newest first; time of the last full read
 
     async def tiles(self, tenant_id: str) -> Tiles:
@@ -214,29 +241,64 @@ class OverviewCache:
 
         return await self.cached("week", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
-    async def runs_per_hour(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
-        """Return the outcomes of each of the last 48 hours, at most a minute old.
+    async def runs(self, tenant_id: str, start: datetime, step: timedelta, count: int) -> list[RunSpan]:
+        """Return the outcomes of `count` spans of the length `step`, at most a minute old.
 
-        A finished hour is counted only once. Each hour is counted in its own transaction, so that a long history does
-        not delay the engine.
+        A finished hour or shorter span is counted only once, each in its own transaction, so that a long history does
+        not delay the engine. After a page timeout, the next request continues where this one stopped.
         """
+        now = self._app.clock.now()
+        unit, counts = min(step, HOUR), self._outcomes.setdefault(tenant_id, {})
+        if len(counts) > MAX_COUNTED_SPANS:
+            counts.clear()
 
-        async def load() -> list[tuple[datetime, dict[str, int]]]:
-            current_hour = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
-            past_hours = [current_hour - step * HOUR for step in range(1, HISTORY_HOURS)]
-            # Stored hour by hour: after a page timeout, the next request continues where this one stopped.
-            counts = self._runs_by_hour.setdefault(tenant_id, {})
-            for hour in past_hours:
-                if hour not in counts:
-                    counts[hour] = await self._count_hour(tenant_id, hour)
-            self._runs_by_hour[tenant_id] = {hour: counts[hour] for hour in past_hours}
-            current_counts = await self._count_hour(tenant_id, current_hour)
-            return sorted({**self._runs_by_hour[tenant_id], current_hour: current_counts}.items())
+        async def count_span(span_start: datetime) -> dict[str, int]:
+            counted = counts.get((span_start, unit))
+            if counted is None:
+                counted = await self._app.store.run(rows.count_outcomes, tenant_id, span_start, span_start + unit)
+                if span_start + unit + LATE_COMMIT_MARGIN <= now:
+                    counts[span_start, unit] = counted
+            return counted
 
-        return await self.cached("runs", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
+        async def load() -> list[RunSpan]:
+            spans = []
+            for n in range(count):
+                total: Counter[str] = Counter()
+                for part in range(step // unit):
+                    total.update(await count_span(start + n * step + part * unit))
+                spans.append(RunSpan(start + n * step, start + (n + 1) * step, total))
+            return spans
 
-    async def _count_hour(self, tenant_id: str, hour: datetime) -> dict[str, int]:
-        return await self._app.store.run(rows.count_outcomes, tenant_id, hour, hour + HOUR)
+        key = f"{tenant_id} {start.isoformat()} {step} {count}"
+        return await self.cached("runs", key, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
+
+    async def lags(self, tenant_id: str, spans: Sequence[RunSpan]) -> list[LagSpan]:
+        """Return the start lags of the spans with runs, of LAG_SAMPLE_PER_SPAN runs each, at most a minute old."""
+
+        async def load() -> list[LagSpan]:
+            result = []
+            for position, span in enumerate(spans):
+                if span.counts["done"] or span.counts["failed"]:
+                    sample = await self._app.store.run(
+                        rows.sample_lags, tenant_id, span.start, span.end, LAG_SAMPLE_PER_SPAN
+                    )
+                    if (median := _quantile(sample, 0.5)) is not None:
+                        result.append(LagSpan(position, span, median, _quantile(sample, 0.99) or median))
+            return result
+
+        key = (
+            f"{tenant_id} {spans[0].start.isoformat()} {spans[-1].end.isoformat()} {len(spans)}" if spans else tenant_id
+        )
+        return await self.cached("lags", key, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
+
+    async def tenant_ids(self) -> list[str]:
+        """Return the ids of up to MAX_TENANTS tenants, at most TENANTS_TTL_SECONDS old."""
+
+        async def load() -> list[str]:
+            page = await self._app.store.run(tenants.list_tenants, MAX_TENANTS, None)
+            return sorted(tenant.id for tenant in page)
+
+        return await self.cached("tenants", "", TENANTS_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
     async def cached(self, kind: str, key: str, seconds: float, load: Callable[[], Awaitable[Any]]) -> Any:
         """Return the result of `load` for a figure and a key that begins with the tenant, at most `seconds` old."""
@@ -244,7 +306,7 @@ class OverviewCache:
         if len(self._entries) > 10_000:
             self._entries.clear()
             self._locks.clear()
-            self._runs_by_hour.clear()
+            self._outcomes.clear()
             self._recent_runs.clear()
         async with self._locks.setdefault(entry_key, asyncio.Lock()):
             entry = self._entries.get(entry_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -143,7 +144,9 @@ def template_environment(features: tuple[Feature, ...]) -> Environment:
     environment.filters |= {
         "number": "{:,}".format, "json": format_json, "segment": quote_segment, "lag": format_lag,
         "duration": format_duration, "seconds": format_seconds, "short_summary": short_summary,
+        "period_option": period_option, "axis": axis_ticks, "compact": format_compact,
     }  # fmt: skip
+    environment.tests["allowed_by"] = lambda role, view: view.may(role)
     environment.globals |= {
         "NAVIGATION": navigation(features), "STATE_LABELS": STATE_LABELS, "SKIP_REASONS": SKIP_REASONS,
         "HOLD_REASONS": HOLD_REASONS, "version": package_version(), "tzdata": tzdata_version(), "asset_url": asset_url,
@@ -157,7 +160,7 @@ def render_template(request: Request, name: str, view: View | None, variables: M
     """Render a page as HTML."""
     times = TimeFormatter.from_request(request, view.now if view else None)
     features = request.app.state.authenticator.app.features
-    query = "&".join(pair for pair in request.url.query.split("&") if pair and not pair.startswith("did="))
+    query = "&".join(pair for pair in request.url.query.split("&") if pair and not pair.startswith(("did=", "tenant=")))
     shared = {
         "view": view, "times": times, "current_url": request.url.path + (f"?{query}" if query else ""),
         "flash": done_message(request.query_params.get("did", ""), features),
@@ -284,6 +287,26 @@ def format_seconds(seconds: float) -> str:
             parts.append(f"{rest // size} {unit}")
             rest %= size
     return " ".join(parts)
+
+
+def period_option(preset: str) -> tuple[str, str]:
+    """Return a preset of a period, such as `24h`, with its label."""
+    return preset, f"{preset[:-1]} {preset[-1]}"
+
+
+def axis_ticks(maximum: float) -> list[float]:
+    """Return the ticks of an axis from 0 to at least `maximum`: two to five steps of 1, 2 or 5 times a power of ten."""
+    steps = (factor * 10.0**power for power in range(-3, 12) for factor in (1, 2, 5))
+    step = next(step for step in steps if maximum <= 4 * step)
+    return [n * step for n in range(max(1, math.ceil(maximum / step - 1e-9)) + 1)]
+
+
+def format_compact(number: float) -> str:
+    """Format a number for a chart: `0.5`, `950`, `1.2k`, `25k`, `3M`."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
 
 
 def format_json(value: Any) -> str:

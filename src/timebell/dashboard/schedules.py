@@ -9,7 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute
+from timebell.store.schedules import queries
 
 RECENT_RUNS = 28
 UPCOMING_FIRES = 6
@@ -24,13 +26,19 @@ routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/schedules")
-async def schedules(view: CurrentView, q: str = "", enabled: str = "", cursor: str = "") -> Response:
-    """List schedules, filtered by a part of the name and by status."""
+async def schedules(
+    view: CurrentView, q: str = "", enabled: str = "", sort: str = "name", cursor: str = ""
+) -> Response:  # fmt: skip
+    """List schedules, filtered by a part of the name or topic and by status."""
     page = await view.get(
-        "/schedules", limit=50, recent=RECENT_RUNS, contains=q.strip(), enabled=enabled, cursor=cursor
+        "/schedules", limit=50, recent=RECENT_RUNS, contains=q.strip(), enabled=enabled, sort=sort, cursor=cursor
     )  # fmt: skip
     rows = [record | {"health": health(record)} for record in page["items"]]
-    return view.render("schedules", rows=rows, page=page, q=q, enabled=enabled)
+    counts = await view.app.store.run(queries.count_schedules, view.caller.tenant_id)
+    return view.render(
+        "schedules", rows=rows, page=page, q=q, enabled=enabled, sort=sort, active=counts.get(True, 0),
+        paused=counts.get(False, 0),
+    )  # fmt: skip
 
 
 @routes.get("/ui/schedules/{id}")
@@ -38,15 +46,17 @@ async def schedule(id: str, view: CurrentView, cursor: str = "") -> Response:
     """Show one schedule: recent and next runs, revisions, settings."""
     path = f"/schedules/{quote_segment(id)}"
     record = await view.get(path)
+    time_range = read_time_range(view)
     executions, next_runs, revisions = await asyncio.gather(
-        view.get(f"{path}/executions", limit=RECENT_RUNS, cursor=cursor),
+        view.get(f"{path}/executions", limit=RECENT_RUNS, cursor=cursor, **time_range.parameters),
         view.get(f"{path}/next", count=UPCOMING_FIRES), view.get(f"{path}/revisions"),
     )  # fmt: skip
     items = revisions["items"]
     outcomes = [execution["reason"] or execution["status"] for execution in executions["items"]]
     preview = await view.call_api("POST", "/schedules/preview", revision_body(record["name"], items[0]), count=1)
     return view.render(
-        "schedule", schedule=record, executions=executions, outcomes=outcomes, next_runs=next_runs["items"],
+        "schedule", 422 if time_range.problem else 200, schedule=record, executions=executions, outcomes=outcomes,
+        next_runs=next_runs["items"], time_range=time_range,
         revisions=with_changes(items), health=health(record | {"recent": outcomes}),
         notes=[] if preview.is_error else preview.body["notes"],
     )  # fmt: skip

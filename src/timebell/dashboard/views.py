@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
@@ -64,6 +65,8 @@ class View:
     visitor: Visitor
     now: datetime
     form: dict[str, str] = field(default_factory=dict)
+    tenant_ids: list[str] = field(default_factory=list)
+    """The tenants that the user selects from; empty for users of one tenant."""
 
     @property
     def caller(self) -> Caller:
@@ -192,7 +195,10 @@ async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, An
     if visitor is None and not is_public:
         return redirect_to_sign_in(request)
     if visitor is not None:
-        request.state.view = View(app, request, state.api_client, visitor, app.clock.now())
+        view = request.state.view = View(app, request, state.api_client, visitor, app.clock.now())
+        if view.caller.is_platform:
+            with suppress(StoreError):  # the overview shows its last figures while the database does not answer
+                view.tenant_ids = await view.overview_cache.tenant_ids()
     if request.method == "POST":
         form = request.state.form = await read_form(request, authenticator.capacity.bodies)
         if visitor is not None:

@@ -22,9 +22,20 @@
     }
     if (button.dataset.act === "palette" && window.htmx) { event.preventDefault(); palette(); }
     if (button.dataset.act === "keys") open(one("#keys"));
-    if (button.dataset.act === "copy") navigator.clipboard?.writeText(button.dataset.text);
+    if (button.dataset.act === "copy") {
+      navigator.clipboard?.writeText(button.dataset.text).then(() => {
+        button.classList.add("done");
+        setTimeout(() => button.classList.remove("done"), 1500);
+      });
+    }
   });
+  // A menu closes when the user clicks elsewhere or presses Escape.
+  const closeMenus = (except) => all(".pop[open], .tabbar details[open]").forEach((menu) => {
+    if (menu !== except) menu.open = false;
+  });
+  document.addEventListener("click", (event) => closeMenus(event.target.closest(".pop, .tabbar details")));
   document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
     if (event.target.matches("[data-all]")) {
       all('input[form="several"]').forEach((checkbox) => { checkbox.checked = event.target.checked; });
     }
@@ -46,6 +57,7 @@
       palette();
       return;
     }
+    if (event.key === "Escape") closeMenus(null);
     // In the search dialog, Enter opens the first hit, and the arrow keys move between hits.
     if (event.target.closest("#palette") && ["Enter", "ArrowDown", "ArrowUp"].includes(event.key)) {
       const stops = all("#palette input, #hits a");

@@ -20,6 +20,7 @@ from timebell.model.routes import ALL_ROUTES
 from timebell.model.schedule import Schedule
 from timebell.store.cluster import nodes
 from timebell.store.cluster.nodes import Node
+from timebell.store.cluster.rewinds import Rewind, list_rewinds
 from timebell.store.jobs import backlogs, queues, waiting
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
@@ -91,6 +92,8 @@ class TenantStatus:
     stopped: bool
     quota: list[AttentionItem]
     of_features: Mapping[Feature, FeatureStatus]
+    rewinds: Sequence[Rewind]
+    """Losses of acknowledged writes noticed within the last day."""
 
 
 def get_status(
@@ -121,6 +124,7 @@ def get_status(
         of_features={
             each: status for each in features if (status := each.read_status(tx, tenant_id)) is not None
         },
+        rewinds=list_rewinds(tx, now - DAY)[:MAX_LISTED],
     )  # fmt: skip
 
 
@@ -313,6 +317,16 @@ def count_outcomes(tx: Transaction, tenant_id: str, start: datetime, end: dateti
     where = (UnindexedFilter(f.tenant_id) == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
     query = select(outcome.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
     return {row.became: int(row.many) for row in tx.execute(query).all()}
+
+
+def sample_lags(tx: Transaction, tenant_id: str, start: datetime, end: datetime, limit: int) -> list[float]:
+    """Return the start lags, in seconds and ascending, of the last `limit` runs that finished in [start, end)."""
+    f = finished.c
+    where = (UnindexedFilter(f.tenant_id) == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
+    newest = select(f.run_at, f.started_at, FIRST_RECORD).where(where, f.state.in_(("completed", "failed")))
+    rows = tx.execute(newest.order_by(f.finished_at.desc()).limit(limit)).all()
+    starts = [first_start(row.run_at, row.started_at, row.first_record) for row in rows if row.started_at is not None]
+    return sorted(max(0.0, (started_at - due_at).total_seconds()) for due_at, started_at in starts)
 
 
 def get_names_and_retry_counts(

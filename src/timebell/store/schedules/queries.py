@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from timebell.model.job import JobState
 from timebell.model.page import Page
@@ -17,6 +17,11 @@ from timebell.store.schema import finished, revisions, schedules
 from timebell.store.transaction import Transaction
 
 ANY_LABELS: Mapping[str, str] = {}
+NEVER = datetime(2300, 1, 1, tzinfo=UTC)  # sorts schedules without a next run last
+SORT_KEYS: Mapping[str, Any] = {
+    "name": schedules.c.name, "next_fire_at": func.coalesce(schedules.c.next_fire_at, NEVER),
+    "created_at": schedules.c.id,
+}  # fmt: skip
 
 
 def find_schedule(
@@ -37,11 +42,15 @@ def find_created_at(tx: Transaction, tenant_id: str, name: str) -> datetime | No
 def list_schedules(
     tx: Transaction, tenant_id: str | None, limit: int, after: str | None, *,
     name: str | None = None, enabled: bool | None = None, topic: str | None = None,
-    labels: Mapping[str, str] = ANY_LABELS, contains: str | None = None,
+    labels: Mapping[str, str] = ANY_LABELS, contains: str | None = None, sort: str = "-created_at",
 ) -> Page[Schedule]:  # fmt: skip
-    """Return a page of schedules, newest first. Filters are combined with AND; `contains` searches the name and
-    ignores case."""
-    query = select(schedules).order_by(schedules.c.id.desc()).limit(limit + 1)
+    """Return a page of schedules. Filters are combined with AND; `contains` searches name and topic and ignores case.
+
+    `sort` is a key of SORT_KEYS; a leading minus reverses the order.
+    """
+    key, id_ = SORT_KEYS[sort.removeprefix("-")], schedules.c.id
+    order = [key.desc(), id_.desc()] if sort.startswith("-") else [key.asc(), id_.asc()]
+    query = select(schedules).order_by(*order).limit(limit + 1)
     filters = {schedules.c.tenant_id: tenant_id, schedules.c.name: name, schedules.c.enabled: enabled}
     query = query.where(*(column == value for column, value in filters.items() if value is not None))
     json_filters = {"topic": topic} | {f"labels.{label}": value for label, value in labels.items()}
@@ -49,11 +58,20 @@ def list_schedules(
         *(_action_json_text(tx, path) == value for path, value in json_filters.items() if value is not None)
     )
     if contains is not None:
-        query = query.where(schedules.c.name.icontains(contains, autoescape=True))
+        texts = (schedules.c.name, _action_json_text(tx, "topic"))
+        query = query.where(or_(*(text.icontains(contains, autoescape=True) for text in texts)))
     if after is not None:
-        query = query.where(schedules.c.id < after)
+        position = select(key).where(id_ == after).scalar_subquery()
+        is_beyond = (key < position, id_ < after) if sort.startswith("-") else (key > position, id_ > after)
+        query = query.where(or_(is_beyond[0], and_(key == position, is_beyond[1])))
     page = [schedule_from_row(row) for row in tx.execute(query)]
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
+
+
+def count_schedules(tx: Transaction, tenant_id: str) -> dict[bool, int]:
+    """Return the numbers of enabled (true) and paused schedules (false) of a tenant."""
+    query = select(schedules.c.enabled, func.count().label("many")).where(schedules.c.tenant_id == tenant_id)
+    return {bool(row.enabled): int(row.many) for row in tx.execute(query.group_by(schedules.c.enabled))}
 
 
 def list_recent_outcomes(tx: Transaction, ids: Sequence[str], count: int) -> dict[str, list[str]]:
