@@ -1,10 +1,10 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: run the workloads and print them beside those of peers.
 
 `python -m benchmarks table` stores its results and writes docs/performance.md. Other commands: `profile` attributes the
-CPU time of a job to its steps, `http` measures the API, `pages` the dashboard, `forecast` the forecast, `failover` outages
-of the database, `targets` external queues, `push` sending push messages, `campaigns` campaigns to many devices, `plans` the
-plans of statements with ten million rows, `soak` a long run, `pinned` a snapshot that is held open, and `nodes` simulates
-more nodes than this machine can run.
+CPU time of a job to its steps, `http` measures the API, `pages` the dashboard, `forecast` the forecast, `failover`
+outages of the database, `targets` external queues, `push` sending push messages, `campaigns` campaigns to many devices,
+`plans` the plans of statements with ten million rows, `soak` a long run, `pinned` a snapshot that is held open, and
+`nodes` simulates more nodes than this machine can run.
 """
 
 from __future__ import annotations
