@@ -25,8 +25,8 @@ from benchmarks import machine, push
 from benchmarks.systems import Server
 from timebell import Timebell
 from timebell.features.campaigns.engine.chunk_target import MAX_SENDING_CHUNKS
-from timebell.features.campaigns.model.audience import hash_token
 from timebell.features.campaigns.model.campaign_plan import Campaign
+from timebell.features.campaigns.model.device import hash_token
 from timebell.features.campaigns.store.chunks import POST_BATCH_SIZE
 from timebell.features.campaigns.store.tables import devices
 from timebell.ids import new_ids

@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy import func, select
 
 from timebell.features import FEATURES
-from timebell.features.campaigns.model.audience import Filters, validate_device
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
+from timebell.features.campaigns.model.device import validate_device
+from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.store import campaigns, chunks, devices
 from timebell.features.campaigns.store.chunks import DeliveryResult, OpenedChunk
 from timebell.features.campaigns.store.tables import deliveries
@@ -77,7 +78,7 @@ class Sender:
         return self.run(chunks.close_chunk, id_, opened.number, attempt, delivered, left, self.now)
 
     def list_devices(self) -> list[Any]:
-        page: Any = self.run(devices.list_devices, "default", 500, None, Filters(), None)
+        page: Any = self.run(devices.list_devices, "default", 500, None, Filters(), None, self.now)
         return list(page.items)
 
     def delete(self, *tokens: str) -> None:
@@ -251,7 +252,7 @@ def test_filters_match_the_same_devices_on_every_store(sender: Sender) -> None:
         ({"attributes": {"plan": 'a "quoted" plan'}}, 1), ({"attributes": {"n": 1}}, 1), ({"topic": "a"}, 1),
         ({"attributes": {"plan": "x"}}, 0), ({"topic": "b"}, 0), ({"marketingOnOff": "Y"}, 1),
     ):  # fmt: skip
-        assert sender.run(devices.count_devices, "default", Filters.from_json(filters)) == count, filters
+        assert sender.run(devices.count_devices, "default", Filters.from_json(filters), sender.now) == count, filters
 
 
 def test_pruning_a_campaign_deletes_its_delivery_records(sender: Sender) -> None:
@@ -282,5 +283,5 @@ def test_erasure_deletes_the_devices_of_an_owner(sender: Sender) -> None:
     sender.register("phone-0001", user_id="ann")
     sender.register("phone-0002", user_id="bob")
     sender.run(erasure.erase, "default", "ann", sender.now, FEATURES)
-    left = sender.run(devices.list_devices, "default", 10, None, Filters(), None)
+    left = sender.run(devices.list_devices, "default", 10, None, Filters(), None, sender.now)
     assert [device.token for device in left.items] == ["phone-0002"]

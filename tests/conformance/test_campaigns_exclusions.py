@@ -87,7 +87,10 @@ def test_a_pinned_audience_is_fixed_at_creation_except_for_consent(sender: Sende
     sender.run(campaigns.prune_campaigns, sender.now + S, 10)
     assert (
         sender.run(
-            devices.count_devices, "default", CampaignPlan.from_json({"filters": {"audience": f"@{pinned}"}}).filters
+            devices.count_devices,
+            "default",
+            CampaignPlan.from_json({"filters": {"audience": f"@{pinned}"}}).filters,
+            sender.now,
         )
         == 0
     )

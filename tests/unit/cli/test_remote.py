@@ -436,10 +436,24 @@ def test_devices_are_imported_shown_and_deleted(remote: Cli, tmp_path: Path) -> 
 def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:
     flags = ("--title", "Hello", "--at", "2035-03-01T16:15:00", "--tz", "Asia/Seoul")
     created = as_json(
-        remote("campaign", "create", *flags, "--filter", "ageMin=20", "--filter", "tier=gold", "-o", "json")
+        remote(
+            "campaign",
+            "create",
+            *flags,
+            "--filter",
+            "ageMin=20",
+            "--filter",
+            "tier=gold",
+            "--filter",
+            'not={"language": ["ko", "en"]}',
+            "-o",
+            "json",
+        )
     )
     assert (created["state"], created["sendAt"]) == ("pending", "2035-03-01T07:15:00Z")
-    assert created["filters"] == {"ageMin": 20, "attributes": {"tier": "gold"}}
+    assert created["filters"] == {
+        "ageMin": 20, "attributes": {"tier": "gold"}, "not": {"language": ["ko", "en"]},
+    }  # fmt: skip
     assert "Hello" in remote("campaign", "status", created["id"]).out
     assert created["id"] in remote("campaign", "list", "--state", "pending").out
     assert '"title": "Hello"' in remote("campaign", "preview", created["id"]).out

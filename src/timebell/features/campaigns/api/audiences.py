@@ -20,7 +20,7 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
-from timebell.features.campaigns.model.audience import Filters
+from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.audiences import Audience
 from timebell.tenancy.roles import Role
@@ -97,7 +97,9 @@ def _render_audience(audience: Audience) -> dict[str, Any]:
 @routes.post("/audiences/count", response_model=AudienceCount, **read_route())
 async def count_audience(body: AudienceCountIn, ctx: Context) -> Response:
     """Count the devices that currently match the filters of a campaign."""
-    zones = await ctx.run(device_rows.count_audience, ctx.tenant_id, Filters.from_json(body.filters))
+    zones = await ctx.run(
+        device_rows.count_audience, ctx.tenant_id, Filters.from_json(body.filters), ctx.app.clock.now()
+    )
     return json_response({"count": sum(zones.values()), "zones": {name or "": count for name, count in zones.items()}})
 
 

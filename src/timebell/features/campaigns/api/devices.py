@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator
+from datetime import date
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,11 +15,23 @@ from starlette.requests import ClientDisconnect
 from timebell.api.bulk import BODY_IDLE_TIMEOUT_SECONDS, NDJSON_MEDIA_TYPES, read_batches
 from timebell.api.operations import OperationOut, new_operation, render_operation
 from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, read_route, write_audit_record
-from timebell.api.schemas import Cursor, Id, Json, Limit, Name, RequestBody, ResponseBody, json_response, page_response
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Json,
+    Limit,
+    Name,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
 from timebell.client.job_lines import Line
 from timebell.errors import InvalidInput, TimebellError
 from timebell.features.campaigns.client import devices as device_client
-from timebell.features.campaigns.model.audience import Device
+from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.model.device_import import (
     Column,
     RecordReader,
@@ -48,7 +61,8 @@ class DeviceIn(RequestBody):
     user_id: Name | None = None
     platform: Annotated[str | None, Field(max_length=10, description="android, ios or web.")] = None
     gender: Annotated[str | None, Field(max_length=20)] = None
-    age: Annotated[int | None, Field(ge=0, le=150, description="Years.")] = None
+    age: Annotated[int | None, Field(ge=0, le=150, description="Years. birthDate takes precedence.")] = None
+    birth_date: Annotated[date | None, Field(description="The age in filters follows from it.")] = None
     language: Annotated[str | None, Field(max_length=35)] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
     push_on_off: Consent = None
@@ -71,12 +85,14 @@ class DeviceOut(ResponseBody):
     platform: str | None
     gender: str | None
     age: int | None
+    birth_date: date | None
     language: str | None
     timezone: str | None
     push_on_off: bool
     marketing_on_off: bool | None
     topics: list[str]
     attributes: dict[str, Json]
+    last_seen_at: Instant | None
 
 
 class DevicePage(ResponseBody):
@@ -105,9 +121,11 @@ def render_device(device: Device) -> dict[str, Any]:
     """Render a device as JSON."""
     return {
         "id": device.id, "token": device.token, "userId": device.user_id, "platform": device.platform,
-        "gender": device.gender, "age": device.age, "language": device.language, "timezone": device.timezone,
+        "gender": device.gender, "age": device.age,
+        "birthDate": None if device.birth_date is None else device.birth_date.isoformat(),
+        "language": device.language, "timezone": device.timezone,
         "pushOnOff": device.push_on, "marketingOnOff": device.marketing_on, "topics": list(device.topics),
-        "attributes": dict(device.attributes),
+        "attributes": dict(device.attributes), "lastSeenAt": format_utc(device.seen_at),
     }  # fmt: skip
 
 

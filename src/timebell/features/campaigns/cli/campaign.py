@@ -198,12 +198,15 @@ def _post_action(id_: str, action: str, body: Any, output: Any) -> None:
 
 
 def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
-    """Convert `--filter` flags: digits and true/false are typed; an unknown name is a device attribute."""
-    from timebell.features.campaigns.model.audience import FILTER_NAMES
+    """Convert `--filter` flags: digits, true/false and JSON are typed; an unknown name is a device attribute."""
+    from timebell.features.campaigns.model.filters import FILTER_NAMES
+    from timebell.model.payload import read_json
 
     parsed: dict[str, Any] = {}
     for name, value in filters.items():
         typed = int(value) if value.isdecimal() else {"true": True, "false": False}.get(value, value)
+        if value.startswith(("[", "{")):
+            typed = read_json(value.encode(), name)
         if name in FILTER_NAMES:
             parsed[name] = typed
         else:

@@ -74,7 +74,7 @@ class Audiences:
         """Refresh an audience now; return the id of the job that does. Raises NotFound."""
         await self.get(name, tenant_id=tenant_id, connection=connection)
         job_id: str = await self._run(
-            connection, campaigns.enqueue_audience_refresh, tenant_id, name, self._clock.now()
+            connection, campaigns.enqueue_audience_refresh, tenant_id, [name], self._clock.now()
         )
         return job_id
 

@@ -15,10 +15,10 @@ from timebell.clock import Clock
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.client.devices import device_not_found
 from timebell.features.campaigns.engine import content
-from timebell.features.campaigns.model.audience import Device
 from timebell.features.campaigns.model.campaign import CampaignState, Timetable, build_timetable
 from timebell.features.campaigns.model.campaign import Throttle as _Throttle
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan, zone_or_default
+from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.store import campaigns, devices
 from timebell.features.campaigns.store.campaigns import no_such_campaign
 from timebell.ids import new_id
@@ -243,7 +243,9 @@ class Campaigns:
     async def timetable(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Timetable:
         """Return when each time zone is sent to, for the devices registered now. Raises NotFound."""
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
-        counts = await self._run(connection, devices.count_by_timezone, tenant_id, campaign.filters)
+        counts = await self._run(
+            connection, devices.count_by_timezone, tenant_id, campaign.filters, campaign.reference_time, campaign.id
+        )
         counts_by_zone: dict[Any, int] = {}
         for name, count in counts.items():
             zone_name = zone_or_default(name if campaign.plan.is_zone_dependent else None, campaign.timezone)

@@ -8,7 +8,8 @@ from typing import Any
 from timebell.client.validation import check_text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
-from timebell.features.campaigns.model.audience import Device, Filters, validate_device
+from timebell.features.campaigns.model.device import Device, validate_device
+from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.store import devices
 from timebell.model import page
@@ -100,7 +101,14 @@ class Devices:
         """Return a page of devices. Raises InvalidInput (INVALID_FILTER)."""
         page.validate_paging(limit, None)
         device_page: Page[Device] = await self._run(
-            connection, devices.list_devices, tenant_id, limit, cursor, Filters.from_json(filters), user_id
+            connection,
+            devices.list_devices,
+            tenant_id,
+            limit,
+            cursor,
+            Filters.from_json(filters),
+            user_id,
+            self._clock.now(),
         )
         return device_page
 
@@ -108,7 +116,9 @@ class Devices:
         self, filters: Mapping[str, Any] | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> int:  # fmt: skip
         """Return the number of devices with these filters. Raises InvalidInput (INVALID_FILTER)."""
-        number: int = await self._run(connection, devices.count_devices, tenant_id, Filters.from_json(filters))
+        number: int = await self._run(
+            connection, devices.count_devices, tenant_id, Filters.from_json(filters), self._clock.now()
+        )
         return number
 
     async def _run(self, connection: Any, operation: Callable[..., Any], *args: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,9 +55,9 @@ class CampaignTarget:
             return Outcome.failed(error.code, str(error))
         if "campaign" in delivery.payload:
             return await self._create_for_occurrence(delivery)
-        if "audience" in delivery.payload:
-            return await self._refresh_audience(
-                delivery.tenant_id, delivery.payload["audience"], delivery.payload.get("pins")
+        if "audiences" in delivery.payload:
+            return await self._refresh_audiences(
+                delivery.tenant_id, delivery.payload["audiences"], delivery.payload.get("pins")
             )
         if "chunk" not in delivery.payload:
             return await self._count_recipients(delivery.payload["campaignId"])
@@ -79,15 +79,15 @@ class CampaignTarget:
                 return Outcome.ok({"campaignId": campaign_id, "sent": 0, "why": opened.reason})
             return await ChunkSender(self._store, provider, self._now, self.messages).send(delivery, opened)
 
-    async def _refresh_audience(self, tenant_id: str, name: str, pin_campaign_id: str | None) -> Outcome:
-        """Refresh an audience, and pin the recipients of a campaign to it, if specified."""
+    async def _refresh_audiences(self, tenant_id: str, names: Sequence[str], pin_campaign_id: str | None) -> Outcome:
+        """Refresh audiences, and pin the recipients of a campaign to them, if specified."""
         try:
-            audience = await self._audience_reader.refresh(tenant_id, name)
+            refreshed = [await self._audience_reader.refresh(tenant_id, name) for name in names]
         except (NotFound, InvalidInput, Refused) as error:
             return Outcome.failed(error.code, str(error))
         if pin_campaign_id is not None:
             await self._store.run(campaigns.pin_after_refresh, tenant_id, pin_campaign_id, self._now())
-        return Outcome.ok({"audience": name, "members": audience.members, "refused": audience.refused})
+        return Outcome.ok({each.name: {"members": each.members, "refused": each.refused} for each in refreshed})
 
     async def _count_recipients(self, campaign_id: str) -> Outcome:
         """Count the recipients of a campaign, while its first messages are sent."""
@@ -99,10 +99,10 @@ class CampaignTarget:
         campaign = await self._store.run(campaigns.find_campaign, delivery.tenant_id, delivery.payload["campaignId"])
         if campaign is None or campaign.started_at is not None or campaign.pinned_at is not None:
             return None
-        if campaign.plan.filters.audience is None or campaign.state not in ("pending", "running"):
+        if not campaign.plan.filters.audiences or campaign.state not in ("pending", "running"):
             return None
         pin_campaign_id = campaign.id if campaign.plan.audience_pinned else None
-        outcome = await self._refresh_audience(delivery.tenant_id, campaign.plan.filters.audience, pin_campaign_id)
+        outcome = await self._refresh_audiences(delivery.tenant_id, campaign.plan.filters.audiences, pin_campaign_id)
         return None if outcome.delivered else outcome
 
     async def _create_for_occurrence(self, delivery: Delivery) -> Outcome:

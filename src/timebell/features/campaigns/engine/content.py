@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from timebell.features.campaigns.model.audience import Device
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
+from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.push.message import MAX_TAG_BYTES, Content, EncodedContent, Message
 from timebell.features.campaigns.store.walk import placeholder_values

@@ -20,8 +20,8 @@ from sqlalchemy import URL, Connection, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from timebell.errors import InvalidInput, Refused, TimebellError
-from timebell.features.campaigns.model.audience import DEVICE_FIELDS, validate_device
 from timebell.features.campaigns.model.audience_source import AudienceSource
+from timebell.features.campaigns.model.device import DEVICE_FIELDS, validate_device
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.store import audiences
 from timebell.features.campaigns.store.audiences import Audience

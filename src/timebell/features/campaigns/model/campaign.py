@@ -189,6 +189,10 @@ class ExclusionReason(StrEnum):
     """Matches the other filters, but without consent to marketing."""
     NO_TOKEN = "noToken"  # noqa: S105 - not a secret
     """The audience row has no token."""
+    CAPPED = "capped"
+    """Has got as many messages as the frequency cap allows."""
+    OTHER_DEVICE = "otherDevice"
+    """Another device of the same user was chosen."""
     QUIET = "quiet"
     """Due during quiet hours whose policy is `skip`."""
     EXPIRED = "expired"

@@ -10,7 +10,6 @@ from typing import Any
 
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.model import personalization
-from timebell.features.campaigns.model.audience import Filters
 from timebell.features.campaigns.model.campaign import (
     CampaignState,
     ExclusionReason,
@@ -18,6 +17,7 @@ from timebell.features.campaigns.model.campaign import (
     QuietHoursPolicy,
     RecipientCounts,
 )
+from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.model.health import Health
 from timebell.model import mapping
 from timebell.model.mapping import FieldMapping
@@ -341,7 +341,15 @@ class Campaign:
         planned = self.plan.filters
         if self.pinned_at is None:
             return planned
-        return Filters(push_on=planned.push_on, marketing_on=planned.marketing_on, audience=pinned_audience(self.id))
+        return Filters(
+            push_on=planned.push_on, marketing_on=planned.marketing_on, frequency_cap=planned.frequency_cap,
+            audience=(pinned_audience(self.id),),
+        )  # fmt: skip
+
+    @property
+    def reference_time(self) -> datetime:
+        """The instant to which ages and days in filters refer: the start of the campaign, or when it is due."""
+        return self.cutoff or self.send_at
 
     @property
     def notification_pattern(self) -> str:

@@ -16,9 +16,9 @@ from timebell.errors import InvalidInput
 
 Line = tuple[int, bytes]
 FIELD_NAMES = {
-    "userId": "user_id", "platform": "platform", "gender": "gender", "age": "age", "language": "language",
-    "timezone": "timezone", "pushOnOff": "push_on", "marketingOnOff": "marketing_on", "topics": "topics",
-    "attributes": "attributes",
+    "userId": "user_id", "platform": "platform", "gender": "gender", "age": "age", "birthDate": "birth_date",
+    "language": "language", "timezone": "timezone", "pushOnOff": "push_on",
+    "marketingOnOff": "marketing_on", "topics": "topics", "attributes": "attributes",
 }  # fmt: skip
 """Names of the fields in JSON and CSV, and in Python."""
 ATTRIBUTE_PREFIX = "attributes."
@@ -29,6 +29,7 @@ MIN_SIMILARITY = 0.8
 # Headers that mean a field, without case and punctuation: those of the API, of Python, and of audience queries.
 _ALIASES = {
     "token": "token", "userid": "userId", "platform": "platform", "gender": "gender", "age": "age",
+    "birthdate": "birthDate", "dateofbirth": "birthDate", "birthday": "birthDate",
     "language": "language", "timezone": "timezone", "pushonoff": "pushOnOff", "pushon": "pushOnOff",
     "marketingonoff": "marketingOnOff", "marketingon": "marketingOnOff", "topics": "topics",
 }  # fmt: skip

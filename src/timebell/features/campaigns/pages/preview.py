@@ -13,9 +13,9 @@ from timebell.dashboard.overview_data import UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import View
 from timebell.errors import NotFound, TimebellError
 from timebell.features.campaigns.engine import content
-from timebell.features.campaigns.model.audience import Device
 from timebell.features.campaigns.model.campaign import CampaignState, Throttle, build_timetable
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign, CampaignPlan, zone_or_default
+from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.pages.form_body import to_request_body
 from timebell.features.campaigns.store import devices
 from timebell.ids import new_id
@@ -80,7 +80,9 @@ async def _preview_samples(view: View, draft: Campaign, user_id: str) -> list[di
                 fix="Enter the userId of a registered device, or leave the field empty.",
             )  # fmt: skip
     elif draft.plan.is_personal:
-        page = await view.app.store.run(devices.list_devices, tenant_id, SAMPLE_SIZE, None, draft.plan.filters, None)
+        page = await view.app.store.run(
+            devices.list_devices, tenant_id, SAMPLE_SIZE, None, draft.plan.filters, None, view.now
+        )
         found += page.items
     samples = []
     for device in found or [None]:

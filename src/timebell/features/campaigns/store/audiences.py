@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Row, delete, func, insert, select, update
 
 from timebell.errors import NotFound
-from timebell.features.campaigns.model.audience import hash_token
 from timebell.features.campaigns.model.audience_source import AudienceSource
+from timebell.features.campaigns.model.device import hash_token
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.tables import audiences, devices, members
 from timebell.model.page import Page

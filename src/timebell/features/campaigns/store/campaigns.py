@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, delete, func, insert, literal, select, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
-from timebell.features.campaigns.model.audience import Device
 from timebell.features.campaigns.model.campaign import CampaignAction, CampaignState, ExclusionReason, next_state
 from timebell.features.campaigns.model.campaign_plan import (
     Campaign,
@@ -19,9 +18,11 @@ from timebell.features.campaigns.model.campaign_plan import (
     earliest_send_at,
     pinned_audience,
 )
+from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.model.health import Health
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store import walk
+from timebell.features.campaigns.store.filters import audience_conditions
 from timebell.features.campaigns.store.tables import audiences, campaigns, chunks, deliveries, devices, members
 from timebell.ids import new_id
 from timebell.model.job import NewJob
@@ -68,17 +69,17 @@ def _apply_pin(tx: Transaction, campaign: Campaign, now: datetime) -> None:
         campaign.pinned_at = None
     if not campaign.plan.audience_pinned:
         return
-    if campaign.plan.filters.audience is None:
-        pin_recipients(tx, campaign, now)
+    if campaign.plan.filters.audiences:
+        enqueue_audience_refresh(tx, campaign.tenant_id, campaign.plan.filters.audiences, now, campaign.id)
     else:
-        enqueue_audience_refresh(tx, campaign.tenant_id, campaign.plan.filters.audience, now, campaign.id)
+        pin_recipients(tx, campaign, now)
 
 
 def pin_recipients(tx: Transaction, campaign: Campaign, now: datetime) -> None:
     """Fix the devices that match now as the recipients. The caller saves the campaign."""
     matching = select(
         literal(campaign.tenant_id), literal(pinned_audience(campaign.id)), devices.c.id, literal(1)
-    ).where(*device_rows.audience_conditions(campaign.tenant_id, campaign.plan.filters))  # fmt: skip
+    ).where(*audience_conditions(tx, campaign.tenant_id, campaign.plan.filters, now))  # fmt: skip
     tx.execute(insert(members).from_select(["tenant_id", "audience", "device_id", "generation"], matching))
     campaign.pinned_at = now
 
@@ -101,11 +102,13 @@ def _pinned_members(campaign: Campaign) -> list[ColumnElement[bool]]:
 
 
 def enqueue_audience_refresh(
-    tx: Transaction, tenant_id: str, audience: str, now: datetime, pin_campaign_id: str | None = None
+    tx: Transaction, tenant_id: str, names: Sequence[str], now: datetime, pin_campaign_id: str | None = None
 ) -> str:
-    """Insert a job that refreshes an audience and then pins a campaign to it, if specified; return the job's id."""
+    """Insert a job that refreshes audiences and then pins a campaign to them, if specified; return the job's id."""
     id_ = new_id(now)
-    payload = {"audience": audience} | ({} if pin_campaign_id is None else {"pins": pin_campaign_id})
+    payload: dict[str, Any] = {"audiences": list(names)} | (
+        {} if pin_campaign_id is None else {"pins": pin_campaign_id}
+    )
     claim.insert_jobs(tx, [NewJob(
         id=id_, tenant_id=tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
         payload=encode(payload), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE,
@@ -132,25 +135,30 @@ def create_for_occurrence(
 
 
 def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> None:
-    """Check that the audience exists and the topic has devices.
+    """Check that the audiences and campaigns in the filters exist, and the topics have devices.
 
     Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE, INVALID_FILTER): the campaign would have no recipients.
     """
     device_rows.check_attribute_types(tx, tenant_id, plan.filters)
-    audience = plan.filters.audience
-    matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
-    if audience is not None and tx.execute(select(audiences.c.name).where(matches)).first() is None:
-        raise InvalidInput(
-            f"There is no audience {audience!r:.60}.",
-            code="UNKNOWN_AUDIENCE",
-            fix="Create it first: PUT /audiences/{name}.",
-        )
-    topic = plan.filters.topic
-    if topic is not None and not device_rows.topic_has_devices(tx, tenant_id, topic):
-        raise InvalidInput(
-            f"No device is subscribed to the topic {topic!r:.60}.", code="UNKNOWN_TOPIC",
-            fix="Register devices with the topics that their app subscribes to, or omit the topic.",
-        )  # fmt: skip
+    for audience in plan.filters.audiences:
+        matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
+        if tx.execute(select(audiences.c.name).where(matches)).first() is None:
+            raise InvalidInput(
+                f"There is no audience {audience!r:.60}.",
+                code="UNKNOWN_AUDIENCE",
+                fix="Create it first: PUT /audiences/{name}.",
+            )
+    for id_ in sorted({id_ for each in plan.filters.walk() for id_ in each.received}):
+        if tx.execute(select(c.id).where(c.tenant_id == tenant_id, c.id == id_)).first() is None:
+            raise InvalidInput(
+                f"There is no campaign {id_}.", code="INVALID_FILTER", fix="Use the id of a campaign in received."
+            )
+    for topic in sorted({topic for each in plan.filters.walk() for topic in each.topic}):
+        if not device_rows.topic_has_devices(tx, tenant_id, topic):
+            raise InvalidInput(
+                f"No device is subscribed to the topic {topic!r:.60}.", code="UNKNOWN_TOPIC",
+                fix="Register devices with the topics that their app subscribes to, or omit the topic.",
+            )  # fmt: skip
 
 
 def enqueue_chunk(tx: Transaction, campaign: Campaign, at: datetime, now: datetime) -> None:
@@ -400,7 +408,7 @@ def list_deliveries(
 
 def list_remaining(tx: Transaction, campaign: Campaign, limit: int, after_id: str | None) -> Page[Device]:
     """Return a page of the devices that a campaign was not sent to yet, in id order."""
-    query = select(devices).where(*walk.remaining_conditions(campaign)).order_by(devices.c.id).limit(limit + 1)
+    query = select(devices).where(*walk.remaining_conditions(tx, campaign)).order_by(devices.c.id).limit(limit + 1)
     if after_id is not None:
         query = query.where(devices.c.id > after_id)
     rows = [device_rows.device_from_row(row) for row in tx.execute(query)]
@@ -409,7 +417,7 @@ def list_remaining(tx: Transaction, campaign: Campaign, limit: int, after_id: st
 
 def count_remaining(tx: Transaction, campaign: Campaign) -> int:
     """Return the number of devices that a campaign was not sent to yet."""
-    return int(tx.execute(select(func.count()).where(*walk.remaining_conditions(campaign))).scalar_one())
+    return int(tx.execute(select(func.count()).where(*walk.remaining_conditions(tx, campaign))).scalar_one())
 
 
 def previous_recipient_count(tx: Transaction, campaign: Campaign) -> int | None:

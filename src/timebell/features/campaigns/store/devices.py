@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, null, select, true, update
+from sqlalchemy import ColumnElement, Row, and_, case, delete, false, func, literal, null, select, true, update
 
 from timebell.errors import InvalidInput
-from timebell.features.campaigns.model.audience import Device, Filters, encode_sorted, hash_token
 from timebell.features.campaigns.model.campaign import ExclusionReason
-from timebell.features.campaigns.store.tables import devices, members, notifications
+from timebell.features.campaigns.model.campaign_plan import Campaign
+from timebell.features.campaigns.model.device import Device, encode_sorted, hash_token
+from timebell.features.campaigns.model.filters import Filters, Range
+from timebell.features.campaigns.store.filters import (
+    audience_conditions,
+    below_cap,
+    contains_exactly,
+    device_conditions,
+    is_chosen_device,
+)
+from timebell.features.campaigns.store.tables import devices, notifications
 from timebell.ids import new_ids
 from timebell.model.page import Page
 from timebell.model.payload import decode
@@ -72,7 +81,7 @@ def replace_token(tx: Transaction, tenant_id: str, old: str, new: str, now: date
         return new_device
     renamed = update(devices).where(d.id == old_device.id)
     tx.execute(renamed.values(token=new, token_hash=hash_token(tenant_id, new), updated_at=now))
-    return replace(old_device, token=new)
+    return replace(old_device, token=new, seen_at=now)
 
 
 def delete_by_token(tx: Transaction, tenant_id: str, tokens: Iterable[str]) -> int:
@@ -142,10 +151,11 @@ def list_user_devices(tx: Transaction, tenant_id: str, user_id: str, limit: int 
 
 
 def list_devices(
-    tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None
+    tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None,
+    at: datetime,
 ) -> Page[Device]:  # fmt: skip
     """Return a page of a tenant's devices in id order, the order in which campaigns send."""
-    query = select(devices).where(*audience_conditions(tenant_id, filters)).order_by(d.id).limit(limit + 1)
+    query = select(devices).where(*audience_conditions(tx, tenant_id, filters, at)).order_by(d.id).limit(limit + 1)
     if after is not None:
         query = query.where(d.id > after)
     if user_id is not None:
@@ -154,44 +164,53 @@ def list_devices(
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
-def count_audience(tx: Transaction, tenant_id: str, filters: Filters) -> dict[str | None, int]:
+def count_audience(tx: Transaction, tenant_id: str, filters: Filters, at: datetime) -> dict[str | None, int]:
     """Return the number of devices by time zone for filters of a user. Raises InvalidInput (INVALID_FILTER)."""
     check_attribute_types(tx, tenant_id, filters)
-    return count_by_timezone(tx, tenant_id, filters)
+    return count_by_timezone(tx, tenant_id, filters, at)
 
 
-def count_devices(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> int:
-    """Return the number of devices in an audience."""
-    return int(tx.execute(select(func.count()).where(*audience_conditions(tenant_id, filters, cutoff))).scalar_one())
+def count_devices(
+    tx: Transaction, tenant_id: str, filters: Filters, at: datetime, campaign_id: str | None = None,
+    cutoff: datetime | None = None,
+) -> int:  # fmt: skip
+    """Return the number of devices in an audience; see `audience_conditions`."""
+    conditions = audience_conditions(tx, tenant_id, filters, at, campaign_id, cutoff)
+    return int(tx.execute(select(func.count()).select_from(devices).where(*conditions)).scalar_one())
 
 
 def count_by_timezone(
-    tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None
+    tx: Transaction, tenant_id: str, filters: Filters, at: datetime, campaign_id: str | None = None
 ) -> dict[str | None, int]:
     """Return the number of devices in an audience by time zone; None is the key for unknown zones."""
-    query = (
-        select(d.timezone, func.count().label("count"))
-        .where(*audience_conditions(tenant_id, filters, cutoff))
-        .group_by(d.timezone)
-    )
+    conditions = audience_conditions(tx, tenant_id, filters, at, campaign_id)
+    query = select(d.timezone, func.count().label("count")).where(*conditions).group_by(d.timezone)
     return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
 
 
 def count_by_reason(
-    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool], by_timezone: bool = False
+    tx: Transaction, campaign: Campaign, *where: ColumnElement[bool], by_timezone: bool = False
 ) -> dict[tuple[ExclusionReason | None, str | None], int]:  # fmt: skip
-    """Return the number of devices under `where` by the reason why the filters exclude them, None if they match.
+    """Return the number of devices under `where` by the reason why they are not recipients, None if they are.
 
     Each device counts once. The second part of the key is its time zone if `by_timezone`, otherwise None.
     """
-    passes_filters: Any = and_(*audience_conditions(tenant_id, replace(filters, push_on=False, marketing_on=False)))
-    accepts_push: Any = d.push_on if filters.push_on else true()
-    accepts_marketing: Any = d.marketing_on if filters.marketing_on else true()
-    reason = case(
-        (and_(passes_filters, accepts_push, accepts_marketing), literal("")),
-        (and_(passes_filters, accepts_push), literal(ExclusionReason.MARKETING_OFF.value)),
-        (passes_filters, literal(ExclusionReason.PUSH_OFF.value)), else_=literal(ExclusionReason.FILTERS.value),
-    ).label("why")  # fmt: skip
+    tenant_id, filters, at = campaign.tenant_id, campaign.filters, campaign.reference_time
+    consents: dict[ExclusionReason, Any] = {
+        ExclusionReason.PUSH_OFF: d.push_on if filters.push_on else true(),
+        ExclusionReason.MARKETING_OFF: d.marketing_on if filters.marketing_on else true(),
+    }
+    if filters.frequency_cap is not None:
+        consents[ExclusionReason.CAPPED] = below_cap(tx, tenant_id, filters.frequency_cap, at, campaign.id)
+    passed: list[Any] = device_conditions(
+        tx, tenant_id, replace(filters, push_on=False, marketing_on=False), at, campaign.cutoff
+    )
+    steps = [(~func.coalesce(and_(*passed), false()), literal(ExclusionReason.FILTERS.value))]
+    steps += [(~func.coalesce(condition, false()), literal(why.value)) for why, condition in consents.items()]
+    if filters.one_per_user:
+        chosen = is_chosen_device(tx, tenant_id, filters, at, campaign.cutoff)
+        steps.append((~chosen, literal(ExclusionReason.OTHER_DEVICE.value)))
+    reason = case(*steps, else_=literal("")).label("why")
     # Zones matter only for recipients: the others are one group per reason.
     zone = (case((reason == "", d.timezone)) if by_timezone else null()).label("zone")
     classified = select(reason, zone).where(d.tenant_id == tenant_id, *where).subquery()
@@ -205,18 +224,21 @@ def check_attribute_types(tx: Transaction, tenant_id: str, filters: Filters) -> 
 
     A filter of another type, such as 42 for a text "42", would match no device. Attributes that no device has pass.
     """
-    for name, value in filters.attributes.items():
-        has_attribute = _contains_exactly(d.attributes, f"{encode_sorted(name)}:")
+    for name, values in (item for each in filters.walk() for item in each.attributes.items()):
+        has_attribute = contains_exactly(d.attributes, f"{encode_sorted(name)}:")
         query = select(d.attributes).where(d.tenant_id == tenant_id, has_attribute).limit(ATTRIBUTE_SAMPLE_SIZE)
         stored = [decode(text).get(name) for text in tx.execute(query).scalars()]
         kinds = {_describe_type(each) for each in stored if each is not None}
-        if kinds and _describe_type(value) not in kinds:
-            example = next(each for each in stored if each is not None)
-            raise InvalidInput(
-                f"{name:.60} is {_describe_type(example)}, such as {encode_sorted(example):.60}, but the filter is "
-                f"{_describe_type(value)}: {encode_sorted(value):.60}.",
-                code="INVALID_FILTER", fix="Use a value of the same type, or register the attribute with another type.",
-            )  # fmt: skip
+        for value in [0] if isinstance(values, Range) else values:
+            if kinds and _describe_type(value) not in kinds:
+                example = next(each for each in stored if each is not None)
+                requested = "a range" if isinstance(values, Range) else encode_sorted(value)
+                raise InvalidInput(
+                    f"{name:.60} is {_describe_type(example)}, such as {encode_sorted(example):.60}, but the filter is "
+                    f"{_describe_type(value)}: {requested:.60}.",
+                    code="INVALID_FILTER",
+                    fix="Use a value of the same type, or register the attribute with another type.",
+                )
 
 
 def _describe_type(value: Any) -> str:
@@ -225,43 +247,9 @@ def _describe_type(value: Any) -> str:
 
 def topic_has_devices(tx: Transaction, tenant_id: str, topic: str) -> bool:
     """Return whether any device is subscribed to the topic."""
-    query = select(d.id).where(*audience_conditions(tenant_id, Filters(topic=topic))).limit(1)
+    subscribed = contains_exactly(d.topics, encode_sorted(topic))
+    query = select(d.id).where(d.tenant_id == tenant_id, subscribed).limit(1)
     return tx.execute(query).first() is not None
-
-
-def audience_conditions(tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> list[ColumnElement[bool]]:
-    """Return the SQL conditions of an audience. Devices registered after `cutoff` are excluded."""
-    conditions = [d.tenant_id == tenant_id]
-    if cutoff is not None:
-        conditions.append(d.created_at <= cutoff)
-    for name in ("gender", "platform", "language", "timezone"):
-        if (value := getattr(filters, name)) is not None:
-            conditions.append(d[name] == value)
-    if filters.audience is not None:
-        m = members.c
-        is_member = (m.tenant_id == tenant_id) & (m.audience == filters.audience) & (m.device_id == d.id)
-        conditions.append(select(m.device_id).where(is_member).exists())
-    if filters.age_min is not None:
-        conditions.append(d.age >= filters.age_min)
-    if filters.age_max is not None:
-        conditions.append(d.age <= filters.age_max)
-    if filters.push_on:
-        conditions.append(d.push_on)
-    if filters.marketing_on:
-        conditions.append(d.marketing_on)
-    if filters.topic is not None:
-        conditions.append(_contains_exactly(d.topics, encode_sorted(filters.topic)))
-    for name, value in filters.attributes.items():
-        member = f"{encode_sorted(name)}:{encode_sorted(value)}"
-        conditions.append(
-            _contains_exactly(d.attributes, f"{member},") | _contains_exactly(d.attributes, f"{member}}}")
-        )
-    return conditions
-
-
-def _contains_exactly(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    """Return the condition that a column contains a text, case-sensitively, which LIKE is not on SQLite."""
-    return func.replace(column, text, "") != column
 
 
 def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
@@ -277,6 +265,7 @@ def _device_to_row(tenant_id: str, device: Device, hashed: str, now: datetime) -
     return {
         "id": device.id, "tenant_id": tenant_id, "token": device.token, "token_hash": hashed,
         "user_id": device.user_id, "platform": device.platform, "gender": device.gender, "age": device.age,
+        "birth_date": None if device.birth_date is None else device.birth_date.isoformat(),
         "language": device.language, "timezone": device.timezone, "push_on": device.push_on,
         "marketing_on": device.marketing_on, "topics": encode_sorted(list(device.topics)),
         "attributes": encode_sorted(dict(device.attributes)), "created_at": now, "updated_at": now,
@@ -287,6 +276,7 @@ def device_from_row(row: Row[Any]) -> Device:
     """Return a row as a Device."""
     return Device(
         id=row.id, token=row.token, user_id=row.user_id, platform=row.platform, gender=row.gender, age=row.age,
+        birth_date=None if row.birth_date is None else date.fromisoformat(row.birth_date),
         language=row.language, timezone=row.timezone, push_on=row.push_on, marketing_on=row.marketing_on,
-        topics=tuple(decode(row.topics)), attributes=decode(row.attributes),
+        topics=tuple(decode(row.topics)), attributes=decode(row.attributes), seen_at=row.updated_at,
     )  # fmt: skip

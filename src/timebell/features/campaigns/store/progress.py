@@ -70,7 +70,9 @@ def build_chunk_map(tx: Transaction, campaign: Campaign, total: int, since: date
 
 def count_recipients(tx: Transaction, campaign: Campaign) -> int:
     """Return the number of recipients of a campaign: devices of its audience registered before it started."""
-    return devices.count_devices(tx, campaign.tenant_id, campaign.filters, campaign.cutoff)
+    return devices.count_devices(
+        tx, campaign.tenant_id, campaign.filters, campaign.reference_time, campaign.id, campaign.cutoff
+    )
 
 
 def count_active_campaigns(tx: Transaction, tenant_id: str) -> int:

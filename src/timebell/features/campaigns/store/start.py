@@ -25,14 +25,14 @@ def start_when_due(tx: Transaction, campaign: Campaign, now: datetime) -> str | 
     plan = campaign.plan
     zones: list[str | None] = []
     if plan.is_zone_dependent:
-        zones = list(device_rows.count_by_timezone(tx, campaign.tenant_id, campaign.filters, now))
+        zones = list(device_rows.count_by_timezone(tx, campaign.tenant_id, campaign.filters, now, campaign.id))
     progress = plan_zones(plan, campaign.send_at, campaign.timezone, zones)
     _, due_at = next_zone(progress, plan, now)
     if due_at > now:
         rows.enqueue_chunk(tx, campaign, min(due_at, now + MAX_WAIT), now)
         return f"No recipients are due before {due_at.isoformat()}."
     if plan.requires_size_check and campaign.approved_by is None:
-        count = device_rows.count_devices(tx, campaign.tenant_id, campaign.filters, now)
+        count = device_rows.count_devices(tx, campaign.tenant_id, campaign.filters, now, campaign.id)
         if (reason := _failed_size_check(tx, campaign, count)) is not None:
             campaign.expected, campaign.job_id = count, None
             campaign.state, campaign.reason = CampaignState.PAUSED, reason
@@ -40,10 +40,8 @@ def start_when_due(tx: Transaction, campaign: Campaign, now: datetime) -> str | 
     campaign.state, campaign.started_at, campaign.cutoff = CampaignState.RUNNING, now, now
     campaign.zone_progress = progress
     rows.enqueue_recipient_count(tx, campaign, now)
-    if plan.filters.audience is not None:
-        campaign.exclude(
-            ExclusionReason.NO_TOKEN, audiences.count_without_token(tx, campaign.tenant_id, plan.filters.audience)
-        )
+    for audience in plan.filters.audience:
+        campaign.exclude(ExclusionReason.NO_TOKEN, audiences.count_without_token(tx, campaign.tenant_id, audience))
     return None
 
 

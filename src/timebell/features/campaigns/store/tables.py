@@ -36,6 +36,8 @@ devices = Table(
     Column("platform", String(10)),
     Column("gender", String(20)),
     Column("age", SmallInteger),
+    # ISO date, so that all databases compare it in the same way.
+    Column("birth_date", String(10)),
     Column("language", String(35)),
     Column("timezone", String(64)),
     Column("push_on", Boolean, nullable=False, server_default=true()),

@@ -20,6 +20,7 @@ from timebell.features.campaigns.model.campaign import ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import Campaign, ZoneProgress, next_zone, plan_zones
 from timebell.features.campaigns.model.personalization import ATTRIBUTE_ROOT
 from timebell.features.campaigns.store import devices as device_rows
+from timebell.features.campaigns.store.filters import audience_conditions
 from timebell.features.campaigns.store.tables import deliveries, devices
 from timebell.model.payload import decode
 from timebell.store.transaction import Transaction
@@ -88,7 +89,7 @@ def select_recipients(
             deliveries.c.chunk < progress.until, deliveries.c.recipient > progress.cursor,
         ).order_by(deliveries.c.recipient)  # fmt: skip
     else:
-        matches = device_rows.audience_conditions(campaign.tenant_id, campaign.filters, campaign.cutoff)
+        matches = _recipient_conditions(tx, campaign)
         if progress.zone is not None:  # otherwise one walk passes each device once
             matches.append(_in_zone(campaign, progress.zone))
         query = columns.where(*matches, devices.c.id > progress.cursor).order_by(devices.c.id)
@@ -113,9 +114,15 @@ def _find_opened(tx: Transaction, campaign: Campaign, ids: Sequence[str]) -> set
     return set(tx.execute(select(recipient).where(in_range, recipient.in_(ids))).scalars())
 
 
-def remaining_conditions(campaign: Campaign) -> list[ColumnElement[bool]]:
+def _recipient_conditions(tx: Transaction, campaign: Campaign) -> list[ColumnElement[bool]]:
+    return audience_conditions(
+        tx, campaign.tenant_id, campaign.filters, campaign.reference_time, campaign.id, campaign.cutoff
+    )
+
+
+def remaining_conditions(tx: Transaction, campaign: Campaign) -> list[ColumnElement[bool]]:
     """Return the conditions of devices that the campaign was not sent to yet."""
-    conditions = device_rows.audience_conditions(campaign.tenant_id, campaign.filters, campaign.cutoff)
+    conditions = _recipient_conditions(tx, campaign)
     if campaign.started_at is None:
         return conditions
     if campaign.plan.is_zone_dependent:
@@ -143,8 +150,7 @@ def _finish_walk(tx: Transaction, campaign: Campaign, now: datetime) -> bool:
     """Add walks for recipients that moved between zones and return True; or count the excluded devices."""
     registered = devices.c.created_at <= campaign.cutoff
     counts = device_rows.count_by_reason(
-        tx, campaign.tenant_id, campaign.filters, registered, ~_is_opened(campaign),
-        by_timezone=campaign.plan.is_zone_dependent,
+        tx, campaign, registered, ~_is_opened(campaign), by_timezone=campaign.plan.is_zone_dependent,
     )  # fmt: skip
     ended = {progress.zone: progress.why for progress in campaign.zone_progress if progress.why is not None}
     missed = {(zone or campaign.timezone) for reason, zone in counts if reason is None} - ended.keys()
@@ -184,7 +190,7 @@ def count_registered(
     An estimate during the walk. Recipients whose device was deleted since are included.
     """
     registered = devices.c.created_at <= campaign.cutoff
-    counts = device_rows.count_by_reason(tx, campaign.tenant_id, campaign.filters, registered)
+    counts = device_rows.count_by_reason(tx, campaign, registered)
     device_exists = select(devices.c.id).where(devices.c.id == deliveries.c.recipient).exists()
     removed = tx.execute(
         select(func.count()).where(deliveries.c.campaign_id == campaign.id, ~device_exists)

@@ -228,6 +228,7 @@ def upgrade() -> None:
         sa.Column("platform", sa.String(10)),
         sa.Column("gender", sa.String(20)),
         sa.Column("age", sa.SmallInteger()),
+        sa.Column("birth_date", sa.String(10)),
         sa.Column("language", sa.String(35)),
         sa.Column("timezone", sa.String(64)),
         sa.Column("push_on", sa.Boolean(), nullable=False, server_default=sa.true()),
