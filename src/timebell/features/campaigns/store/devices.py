@@ -81,7 +81,7 @@ def replace_token(tx: Transaction, tenant_id: str, old: str, new: str, now: date
         return new_device
     renamed = update(devices).where(d.id == old_device.id)
     tx.execute(renamed.values(token=new, token_hash=hash_token(tenant_id, new), updated_at=now))
-    return replace(old_device, token=new)
+    return replace(old_device, token=new, seen_at=now)
 
 
 def delete_by_token(tx: Transaction, tenant_id: str, tokens: Iterable[str]) -> int:
