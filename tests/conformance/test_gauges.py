@@ -50,7 +50,7 @@ async def test_gauges_of_an_empty_store_are_zero(store: Store) -> None:
         0.0, [], {}, 0, {
             "timebell_campaigns": {("pending",): 0, ("running",): 0, ("paused",): 0},
             "timebell_campaign_remaining": {(): 0},
-            "timebell_sources": {("orphaned",): 0, ("reauthorize",): 0, ("failing",): 0},
+            "timebell_sources": {("orphaned",): 0, ("reauthorize",): 0, ("errored",): 0},
         },
     )  # fmt: skip
 

@@ -6,21 +6,26 @@ import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 
 from timebell.features import FEATURES
+from timebell.features.triggers.model.item_history import explain_item
 from timebell.features.triggers.model.trigger import (
     ChangeSummary,
     ItemChange,
+    Offset,
     Source,
     Trigger,
     TriggerRule,
+    epoch_micros,
     parse_offsets,
 )
-from timebell.features.triggers.store import item_changes, sources, tables, trigger_scans, triggers
+from timebell.features.triggers.store import item_changes, item_history, sources, tables, trigger_scans, triggers
+from timebell.features.triggers.store.firing_audit import FiringAudit, audit_page
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
+from timebell.model.payload import encode
 from timebell.model.schedule import Action
 from timebell.store.cluster import operations
 from timebell.store.jobs import pre_delivery_check
@@ -385,3 +390,56 @@ async def test_a_manually_rescheduled_job_of_a_trigger_becomes_a_one_time_job(st
     moved = new_id(T0)
     await store.run(repository.reschedule, None, planned.id, moved, lambda zone: {"run_at": HOUR, "timezone": zone}, T0)
     assert (await get(store, moved)).kind is Kind.ONCE
+
+
+@stored
+async def test_an_explanation_names_the_cause(store: Store) -> None:
+    home, made = await source(store), await trigger(store, offsets=(Offset(), Offset.parse("-2d")))
+
+    async def explanation(key: str) -> str:
+        history = await store.run(item_history.find_item_history, made, key)
+        assert history is not None
+        return "\n".join(explain_item(made, history, T0))
+
+    await change_item(store, home, 1, HOUR, key="planned")
+    await change_item(store, home, 1, "soon", key="unreadable")
+    await change_item(store, home, 1, None, key="empty")
+    await change_item(store, home, 1, HOUR, key="gone")
+    await change_item(store, home, 2, "gone", key="gone")
+    planned = await explanation("planned")
+    assert "is planned for 2027-03-01T13:00:00Z" in planned
+    assert "Offset -2d: not fired. Its time 2027-02-27T13:00:00Z was more than a day ago" in planned
+    assert "It cannot be read, so nothing is planned: start_at: 'soon'" in await explanation("unreadable")
+    assert "start_at is empty" in await explanation("empty")
+    assert "The item was deleted" in await explanation("gone")
+
+
+@stored
+async def test_an_audit_finds_missing_overdue_and_duplicate_firings(store: Store) -> None:
+    home, made = await source(store), await trigger(store)
+    for key in ("fired", "missing", "overdue", "twice"):
+        await change_item(store, home, 1, HOUR, key=key)
+    await change_item(store, home, 1, after(hours=-2), key="late")
+
+    async def audit() -> FiringAudit:
+        report = FiringAudit()
+        assert await store.run(audit_page, made, after(hours=-3), after(hours=3), None, report) is None
+        return report
+
+    async def change(key: str, **values: Any) -> None:
+        await execute(store, update(tables.firings).where(tables.firings.c.item == key).values(**values))
+
+    async def remove_job(key: str) -> None:
+        await execute(store, delete(jobs_table).where(jobs_table.c.key.contains(f"__{key}__")))
+
+    for key in ("fired", "twice"):
+        await remove_job(key)
+    await change("missing", at=None, job_id=None)
+    former = encode([["x", epoch_micros(HOUR), True]])
+    await change("twice", history=former)
+    report = await audit()
+    assert report.expected == 5
+    assert report.outcomes == {"planned": 2, "late": 1}
+    assert [(each.kind, each.item, each.at) for each in report.differences] == [
+        ("missing", "missing", HOUR), ("overdue", "overdue", HOUR), ("duplicate", "twice", HOUR),
+    ]  # fmt: skip

@@ -207,7 +207,7 @@ def test_no_request_is_sent_before_the_retry_delay_has_passed(monday: Monday, tm
             async with app.running(heartbeat=0.05):
 
                 async def failing() -> bool:
-                    return (await app.triggers.get_source("board")).state == "failing"
+                    return (await app.triggers.get_source("board")).state == "errored"
 
                 await until(failing)
                 # A webhook reports an item and the leader runs its steps: no request is sent.

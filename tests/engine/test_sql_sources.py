@@ -278,7 +278,7 @@ async def test_an_invalid_row_is_reported_and_the_others_continue(rows: Rows, ap
 
     async def has_error(count: int) -> bool:
         source = await app.triggers.get_source("shifts")
-        return source.state == "failing" and f"{count} rows are rejected" in (source.error or "")
+        return source.state == "errored" and f"{count} rows are rejected" in (source.error or "")
 
     async def is_ready() -> bool:
         return (await app.triggers.get_source("shifts")).state == "ready"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers import MariaDB, Postgres
 from timebell import Timebell
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, SourceFailed
 from timebell.features.triggers.sources import create_adapter
 from timebell.features.triggers.sources.sql_table import SqlTable
 
@@ -252,3 +252,23 @@ def _run(test: Any, server: Any, url: str) -> None:
         asyncio.run(asyncio.wait_for(test, timedelta(seconds=50).total_seconds()))
     finally:
         server.drop_database(url)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_missing_table_is_named_with_the_nearest_one(tmp_path: Path, postgres: Postgres, kind: str) -> None:
+    url = postgres.create_database() if kind == "postgres" else f"sqlite:///{tmp_path}/theirs.db"
+
+    async def body() -> None:
+        await Rows(url).make()
+        reader = create_adapter("sql", {"url": url, "table": "duty_schedule"})
+        try:
+            with pytest.raises(SourceFailed) as failed:
+                await reader.read_page(None, 10)
+            assert failed.value.fix == "Did you mean duty_schedules?"
+        finally:
+            await reader.close()
+
+    if kind == "postgres":
+        _run(body(), postgres, url)
+    else:
+        asyncio.run(body())

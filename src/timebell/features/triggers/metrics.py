@@ -35,7 +35,7 @@ def definitions() -> Mapping[str, MetricDefinition]:
             "counter", ("outcome",), "Token renewals of connections: ok, failed (possibly transient), unauthorized."
         ),
         "timebell_sources": MetricDefinition(
-            "gauge", ("state",), "Sources that cannot be read: failing, reauthorize, orphaned."
+            "gauge", ("state",), "Sources that cannot be read: errored, reauthorize, orphaned."
         ),
     }
 

@@ -90,7 +90,7 @@ class SourceOut(ResponseBody):
     options: dict[str, Json]
     hook: str
     calls: CallsOut | None
-    state: Literal["ready", "failing", "reauthorize", "orphaned"]
+    state: Literal["ready", "errored", "reauthorize", "orphaned"]
     synced_at: Instant | None
     error: str | None
     orphaned_at: Instant | None

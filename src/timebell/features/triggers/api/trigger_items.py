@@ -20,11 +20,12 @@ from timebell.api.schemas import (
     format_utc,
     json_response,
     page_response,
+    parse_timestamp,
 )
+from timebell.features.triggers.model.item_history import FiringRecord, explain_item
 from timebell.features.triggers.model.trigger import MAX_KEY_LENGTH, ColumnStatus, Trigger
 from timebell.features.triggers.store import item_history
 from timebell.features.triggers.store import sources as rows
-from timebell.features.triggers.store.item_history import FiringRecord
 from timebell.model import condition
 from timebell.tenancy.roles import Role
 
@@ -84,9 +85,29 @@ class ItemHistoryOut(ResponseBody):
     key: str
     fields: dict[str, Json] | None
     problem: str | None
+    explanation: Annotated[list[str], Field(description="Why it fired, will fire, or did not, in sentences.")]
     updated_at: Instant
     firings: list[FiringOut]
     jobs: list[JobOut]
+
+
+class FiringDifferenceOut(ResponseBody):
+    """Firing that differs: it has no record, its job has not started, or two jobs have."""
+
+    kind: Literal["missing", "overdue", "duplicate"]
+    item: str
+    offset: str
+    recipient: str | None
+    at: Instant
+
+
+class FiringAuditOut(ResponseBody):
+    """Result of an audit. `more`: there are more differences."""
+
+    expected: int
+    outcomes: Annotated[dict[str, int], Field(description="`fired`, `planned`, or why nothing fired.")]
+    differences: list[FiringDifferenceOut]
+    more: bool
 
 
 class PreviewedFiring(ResponseBody):
@@ -111,15 +132,16 @@ class PreviewOut(ResponseBody):
     rows: list[PreviewedRow]
 
 
-@routes.get("/triggers/{name}/item", response_model=ItemHistoryOut, **read_route())
+@routes.get("/triggers/{name}/why", response_model=ItemHistoryOut, **read_route())
 async def get_trigger_item(name: Id, ctx: Context, item: Annotated[str, Query(max_length=MAX_KEY_LENGTH)]) -> Response:
-    """Get the state, the firings and the latest jobs of an item."""
+    """Explain why an item fired or did not, with its state, its firings and its latest jobs."""
     trigger = await _find_trigger(ctx, name)
     found = await ctx.run(item_history.find_item_history, trigger, item)
     if found is None:
         raise item_history.no_such_item(item)
     return json_response({
         "key": found.item.key, "fields": found.item.fields, "problem": found.item.problem,
+        "explanation": explain_item(trigger, found, ctx.now),
         "updatedAt": format_utc(found.item.updated_at), "firings": list(map(_render_firing, found.firings)),
         "jobs": list(map(render_job, found.jobs)),
     })  # fmt: skip
@@ -131,6 +153,25 @@ async def list_not_fired(name: Id, ctx: Context, limit: Limit = 50, cursor: Curs
     trigger = await _find_trigger(ctx, name)
     page = await ctx.run(item_history.list_not_fired, trigger, limit, cursor)
     return page_response(page, [_render_firing(record) for record in page])
+
+
+@routes.get("/triggers/{name}/audit", response_model=FiringAuditOut, **read_route())
+async def audit_trigger(
+    name: Id, ctx: Context, from_: Annotated[str, Query(alias="from", max_length=64)],
+    to: Annotated[str, Query(max_length=64)],
+) -> Response:  # fmt: skip
+    """Compare the instants that the items ask for with the recorded firings, to find missing and duplicate ones."""
+    await _find_trigger(ctx, name)
+    start, end = parse_timestamp(from_, "from"), parse_timestamp(to, "to")
+    report = await ctx.app.triggers.audit(name, start, end, tenant_id=ctx.tenant_id)
+    return json_response({
+        "expected": report.expected, "outcomes": dict(report.outcomes), "more": report.truncated,
+        "differences": [
+            {"kind": each.kind, "item": each.item, "offset": each.offset, "recipient": each.recipient or None,
+             "at": format_utc(each.at)}
+            for each in report.differences
+        ],
+    })  # fmt: skip
 
 
 @routes.post("/triggers/{name}/fire", response_model=JobList, **change_route("trigger.fire", Role.OPERATOR))

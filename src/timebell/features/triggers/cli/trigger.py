@@ -134,7 +134,7 @@ def item(name: str, key: str, output: str | None) -> None:
     from timebell.cli.output import print_data as line
 
     remote = server_client(output)
-    record = remote.request("GET", f"/triggers/{_quote_segment(name)}/item?item={_quote_segment(key)}")
+    record = remote.request("GET", f"/triggers/{_quote_segment(name)}/why?item={_quote_segment(key)}")
     if remote.settings.output != Format.TABLE:
         print_record(record, remote.settings.output)
         return
@@ -146,6 +146,41 @@ def item(name: str, key: str, output: str | None) -> None:
     for job in record["jobs"]:
         reason = f" ({job['reason']})" if job["reason"] else ""
         line(f"  job {job['id']} for {job['scheduledAt']}: {job['status']}{reason}")
+
+
+@trigger.command()
+@name_argument
+@click.argument("key", metavar="KEY", help="Key of the item.")
+def why(name: str, key: str) -> None:
+    """Explain why an item fired, will fire, or did not."""
+    from timebell.cli.output import print_data as line
+
+    path = f"/triggers/{_quote_segment(name)}/why?item={_quote_segment(key)}"
+    for sentence in server_client().request("GET", path)["explanation"]:
+        line(sentence)
+
+
+@trigger.command()
+@name_argument
+@click.option("--from", "from_", required=True, metavar="TIME", help="Begin, e.g. 2027-03-14T00:00Z.")
+@click.option("--to", required=True, metavar="TIME", help="End; the last minute is excluded.")
+@output_option
+def audit(name: str, from_: str, to: str, output: str | None) -> None:
+    """Compare the times in the rows with the recorded firings; exits 7 if they differ."""
+    from timebell.cli.output import DIFFERENT, Format, print_record
+    from timebell.cli.output import print_data as line
+
+    remote = server_client(output)
+    report = remote.request("GET", f"/triggers/{_quote_segment(name)}/audit", params={"from": from_, "to": to})
+    if remote.settings.output != Format.TABLE:
+        print_record(report, remote.settings.output)
+    else:
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(report["outcomes"].items()))
+        line(f"{report['expected']:,} expected: {outcomes or 'none'}; {len(report['differences']):,} differences")
+        for each in report["differences"]:
+            line(f"  {each['kind']:<10}{each['item']} {each['offset']} {each['recipient'] or ''} {each['at']}")
+    if report["differences"]:
+        raise click.exceptions.Exit(DIFFERENT)
 
 
 @trigger.command("not-fired")

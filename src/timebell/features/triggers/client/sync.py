@@ -23,6 +23,8 @@ class BlockingTriggers(BlockingNamespace[Triggers]):
     resume = BlockingMethod(Triggers.resume)
     scan = BlockingMethod(Triggers.scan)
     get_item = BlockingMethod(Triggers.get_item)
+    why = BlockingMethod(Triggers.why)
+    audit = BlockingMethod(Triggers.audit)
     list_not_fired = BlockingMethod(Triggers.list_not_fired)
     fire = BlockingMethod(Triggers.fire)
     skip = BlockingMethod(Triggers.skip)

@@ -15,6 +15,7 @@ from timebell.client.validation import check_text, parse_uuid, unknown_options
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
 from timebell.features.triggers.model.connection import connection_name
+from timebell.features.triggers.model.item_history import FiringRecord, ItemHistory, explain_item
 from timebell.features.triggers.model.trigger import (
     DEFAULT_GRACE_SECONDS,
     ChangeSummary,
@@ -29,7 +30,7 @@ from timebell.features.triggers.model.trigger import (
 )
 from timebell.features.triggers.sources import POLLED_KINDS, create_adapter, scan_interval
 from timebell.features.triggers.store import item_changes, item_history, sources, triggers
-from timebell.features.triggers.store.item_history import FiringRecord, ItemHistory
+from timebell.features.triggers.store.firing_audit import FiringAudit, audit_page
 from timebell.features.triggers.store.planned_firings import build_payload
 from timebell.features.triggers.store.sources import grace_too_short, no_such_trigger
 from timebell.ids import new_id
@@ -43,6 +44,7 @@ from timebell.model.policy import Retry, parse_seconds
 from timebell.model.schedule import Action
 from timebell.model.target import has_password, referenced_secret
 from timebell.recurrence import zone
+from timebell.recurrence.instants import from_us, to_us
 from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
 from timebell.store.jobs.query_sources import no_such_source
@@ -51,6 +53,8 @@ from timebell.store.jobs.repository import find_job
 R = TypeVar("R")
 SOURCE_KINDS = ("webhook", "sql", "monday")
 ITEM_BATCH_SIZE = 500
+AUDIT_DELAY = timedelta(seconds=60)
+"""Instants of the last minute are not audited: their jobs may be running."""
 MAX_GRACE_SECONDS = 30 * 86_400.0
 TRIGGER_OPTIONS = (
     *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
@@ -271,6 +275,31 @@ class Triggers:
         if found is None:
             raise item_history.no_such_item(key)
         return found
+
+    async def why(self, name: str, key: str, *, tenant_id: str = "default") -> builtins.list[str]:
+        """Explain in sentences why an item fired, will fire, or did not. Raises NotFound."""
+        history = await self.get_item(name, key, tenant_id=tenant_id)
+        return explain_item(await self.get(name, tenant_id=tenant_id), history, self._clock.now())
+
+    async def audit(
+        self, name: str, from_: datetime, to: datetime, *, tenant_id: str = "default"
+    ) -> FiringAudit:  # fmt: skip
+        """Compare the instants in [from_, to) that the items ask for with the recorded firings.
+
+        The last minute is excluded. Raises InvalidInput (INVALID_RANGE), NotFound.
+        """
+        start, end = from_us(to_us(from_, "from")), from_us(to_us(to, "to"))
+        end = min(end, self._clock.now() - AUDIT_DELAY)
+        if start >= end:
+            raise InvalidInput(
+                f"{from_} to {to} is not a valid time range.", code="INVALID_RANGE",
+                fix="Specify a from that is before to, and more than a minute ago.",
+            )  # fmt: skip
+        trigger, audit = await self.get(name, tenant_id=tenant_id), FiringAudit()
+        after: str | None = None
+        while (after := await self._run(None, audit_page, trigger, start, end, after, audit)) is not None:
+            pass
+        return audit
 
     async def list_not_fired(
         self, name: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from timebell.engine.node import Node
 from timebell.errors import SourceFailed
-from timebell.features.triggers.model.trigger import SOURCE_BUDGET_SPENT, Source
+from timebell.features.triggers.model.trigger import Source
 from timebell.features.triggers.sources.call_plan import CallPlan, account_id
 from timebell.features.triggers.store import call_budgets
 
@@ -27,7 +27,7 @@ class AccountBudget:
         if retry_at is not None:
             raise SourceFailed(
                 f"No calls before {retry_at:%Y-%m-%d %H:%M:%S} UTC: the account's budget is used up.",
-                code=SOURCE_BUDGET_SPENT, retry_after=max(0.0, (retry_at - now).total_seconds()),
+                code="SOURCE_BUDGET_SPENT", retry_after=max(0.0, (retry_at - now).total_seconds()),
                 fix="Set dailyCalls to the daily limit of the account, or read less often.",
             )  # fmt: skip
 

@@ -399,12 +399,12 @@ class Source:
 
     @property
     def state(self) -> str:
-        """`ready`, `failing`, `reauthorize` (new tokens are required) or `orphaned`."""
+        """`ready`, `errored`, `reauthorize` (new tokens are required) or `orphaned`."""
         if self.orphaned_at is not None:
             return "orphaned"
         if self.error is None:
             return "ready"
-        return "reauthorize" if self.error_code == SOURCE_UNAUTHORIZED else "failing"
+        return "reauthorize" if self.error_code == SOURCE_UNAUTHORIZED else "errored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,14 @@ CHANGE_MODES = ("compare", "cursor", "outbox")
 DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 240.0
 STATEMENT_TIMEOUT_SECONDS = 20.0
 MAX_JOINED_TABLES = 20
+MISSING_TABLE = re.compile(r"relation .* does not exist|no such table|Table .* doesn't exist")
+TABLE_NAMES_QUERIES = {
+    "postgresql": "SELECT table_name AS name FROM information_schema.tables"
+    " WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY table_name",
+    "mysql": "SELECT table_name AS name FROM information_schema.tables"
+    " WHERE table_schema = database() ORDER BY table_name",
+    "sqlite": "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name",
+}
 
 
 Row = dict[str, Any]
@@ -276,7 +284,19 @@ class SqlTable:
         except asyncpg.DataError as error:
             raise ValueError(str(error)) from error
         except (SQLAlchemyError, sqlite3.Error, *READ_ERRORS) as error:
-            raise _source_failed(error) from error
+            failed = _source_failed(error)
+            if self.table is not None and MISSING_TABLE.search(failed.message) is not None:
+                failed.fix = await self._suggest_table(self.table)
+            raise failed from error
+
+    async def _suggest_table(self, table: str) -> str:
+        """Return the nearest name of a table that exists."""
+        try:
+            async with asyncio.timeout(STATEMENT_TIMEOUT_SECONDS):
+                rows = await self._database.fetch(TABLE_NAMES_QUERIES[self._kind], {})
+        except (SQLAlchemyError, sqlite3.Error, *READ_ERRORS):
+            return "Specify a table that exists."
+        return _nearest(split_table(table)[-1], [str(row["name"]) for row in rows], "tables")
 
 
 def intervals(options: Mapping[str, Any]) -> tuple[float, float]:
@@ -343,9 +363,9 @@ def _check_table(value: Any) -> str:
     return str(value)
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def _nearest(name: str, names: Sequence[str], kind: str = "columns") -> str:
     close = difflib.get_close_matches(name.lower(), names, 1, 0.5)
-    return f"Did you mean {close[0]}?" if close else f"The columns are {', '.join(names[:20])}."
+    return f"Did you mean {close[0]}?" if close else f"The {kind} are {', '.join(names[:20])}."
 
 
 def _invalid_options(message: str, fix: str) -> InvalidInput:

@@ -15,7 +15,7 @@ _is_unauthorized = func.coalesce(sources.c.error_code, "") == SOURCE_UNAUTHORIZE
 COUNTS = select(
     bounded_count(sources, _UNREADABLE, _is_orphaned).label("orphaned"),
     bounded_count(sources, _UNREADABLE, ~_is_orphaned, _is_unauthorized).label("reauthorize"),
-    bounded_count(sources, _UNREADABLE, ~_is_orphaned, ~_is_unauthorized).label("failing"),
+    bounded_count(sources, _UNREADABLE, ~_is_orphaned, ~_is_unauthorized).label("errored"),
 )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, select, update
 
 from timebell.errors import NotFound
+from timebell.features.triggers.model.item_history import FiringRecord, ItemHistory
 from timebell.features.triggers.model.trigger import (
     MAX_FORMER_JOBS,
     FiringKey,
@@ -21,7 +21,7 @@ from timebell.features.triggers.model.trigger import (
 from timebell.features.triggers.store.planned_firings import build_job, lock_items, withdraw_jobs
 from timebell.features.triggers.store.tables import firings, items
 from timebell.ids import new_id
-from timebell.model.job import Job, Kind
+from timebell.model.job import Kind
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.store.jobs.claim import insert_returning_ids
@@ -31,30 +31,6 @@ from timebell.store.transaction import Transaction
 MANUAL = "manual"
 """In place of an offset: the record of the jobs with which a user fired an item."""
 MAX_JOBS = 100  # of an item's history
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiringRecord:
-    """The state of one firing of an item. `reason` is why nothing is planned: see `NotFired`."""
-
-    item: str
-    offset: str
-    recipient: str
-    at: datetime | None
-    job_id: str | None
-    fired_at: datetime | None
-    reason: str | None
-    detail: str | None
-    noticed_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemHistory:
-    """An item with its firings, and its latest jobs, newest first."""
-
-    item: Item
-    firings: list[FiringRecord]
-    jobs: list[Job]
 
 
 def list_not_fired(tx: Transaction, trigger: Trigger, limit: int, after: str | None) -> Page[FiringRecord]:

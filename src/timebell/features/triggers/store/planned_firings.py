@@ -66,7 +66,7 @@ def reconcile_items(
 
     Records why desired firings are not planned. Counts are added to `observed`.
     """
-    firings_by_item = _firings_by_item(tx, [trigger.id for trigger in triggers], list(fields_by_key))
+    firings_by_item = load_firings(tx, [trigger.id for trigger in triggers], list(fields_by_key))
     plan = _Plan({trigger.id: trigger for trigger in triggers}, firings_by_item)
     for trigger in triggers:
         for item, fields in fields_by_key.items():
@@ -170,9 +170,10 @@ def withdraw_jobs(tx: Transaction, successors: Mapping[str, NewJob | None], now:
     return prevented
 
 
-def _firings_by_item(
+def load_firings(
     tx: Transaction, trigger_ids: Sequence[str], keys: Sequence[str]
 ) -> dict[tuple[str, str], dict[FiringKey, Firing]]:  # fmt: skip
+    """Return the recorded firings by trigger and item."""
     by_item: dict[tuple[str, str], dict[FiringKey, Firing]] = defaultdict(dict)
     if not trigger_ids:
         return by_item
