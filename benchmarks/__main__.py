@@ -2,9 +2,9 @@
 
 `python -m benchmarks table` stores its results and writes docs/performance.md. Other commands: `profile` attributes the
 CPU time of a job to its steps, `http` measures the API, `pages` the dashboard, `forecast` the forecast, `failover`
-outages of the database, `targets` external queues, `push` sending push messages, `campaigns` campaigns to many devices,
-`plans` the plans of statements with ten million rows, `soak` a long run, `pinned` a snapshot that is held open, and
-`nodes` simulates more nodes than this machine can run.
+outages of the database, `patroni` and `galera` failovers of clusters, `targets` external queues, `push` sending push
+messages, `campaigns` campaigns to many devices, `plans` the plans of statements with ten million rows, `soak` a long
+run, `pinned` a snapshot that is held open, and `nodes` simulates more nodes than this machine can run.
 """
 
 from __future__ import annotations
@@ -209,6 +209,10 @@ if __name__ == "__main__":
             from benchmarks import failover
 
             sys.exit(failover.main(sys.argv[2:]))
+        if sys.argv[1:2] in (["patroni"], ["galera"]):
+            from benchmarks.clusters import galera, patroni
+
+            sys.exit((patroni if sys.argv[1] == "patroni" else galera).main(sys.argv[2:]))
         if sys.argv[1:2] == ["campaigns"]:
             from benchmarks import campaigns
 

@@ -2,7 +2,8 @@
 
 Two nodes use PostgreSQL with a synchronous standby through a proxy, and 20 jobs are due every second. One fault follows
 the other, each after a calm period. Printed per fault: how long the database did not accept writes, how long after its
-return the first job started, until when each node reported that it was ready, and whether all jobs ran once.
+return the first job, and the last one that was due meanwhile, started, until when each node reported that it was
+ready, and whether all jobs ran once.
 """
 
 from __future__ import annotations
@@ -194,8 +195,14 @@ async def _measure(cluster: Cluster, name: str, ports: list[int], first: int) ->
     times = sorted(at for _, at in starts)
     # The outage ends with the first write after the longest time without one.
     writes = [fault_at, *(at for at in observation.writes if at > fault_at)]
-    back_at = max(pairwise(writes), key=lambda pair: pair[1] - pair[0])[1]
+    away_at, back_at = max(pairwise(writes), key=lambda pair: pair[1] - pair[0])
     after = [at for at in times if at > back_at]
+    first_starts: dict[int, float] = {}
+    for number, at in starts:
+        first_starts[number] = min(at, first_starts.get(number, at))
+    waited = [
+        at for number, at in first_starts.items() if away_at <= begin + (number - first) / JOBS_PER_SECOND <= back_at
+    ]
     runs = Counter(number for number, _ in starts)
     unready = {
         port: [at for at, ready in seen if at > fault_at and not ready] for port, seen in observation.ready.items()
@@ -204,6 +211,7 @@ async def _measure(cluster: Cluster, name: str, ports: list[int], first: int) ->
         "fault": name,
         "outage_s": round(back_at - fault_at, 1),
         "first_start_s": round(after[0] - back_at, 2) if after else None,
+        "last_due_start_s": round(max(0.0, max(waited) - back_at), 2) if waited else None,
         "unready_from_s": [round(min(at) - fault_at, 1) if at else None for at in unready.values()],
         "unready_until_s": [round(max(at) - back_at, 1) if at else None for at in unready.values()],
         "jobs": count,
@@ -212,7 +220,7 @@ async def _measure(cluster: Cluster, name: str, ports: list[int], first: int) ->
     }, first + count
 
 
-def _start_node(folder: Path, number: int, url: str, port: int) -> subprocess.Popen[bytes]:
+def start_node(folder: Path, number: int, url: str, port: int) -> subprocess.Popen[bytes]:
     with open(folder / f"node{number}.log", "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "timebell.cli.main", "run", "benchmarks.failover:app", "--port", str(port)],
@@ -237,7 +245,7 @@ async def _run(names: list[str], folder: Path) -> None:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 ports.append(probe.getsockname()[1])
-            nodes.append(_start_node(folder, number, primary.url(proxy.port), ports[-1]))
+            nodes.append(start_node(folder, number, primary.url(proxy.port), ports[-1]))
         async with httpx2.AsyncClient(trust_env=False, timeout=5) as client:
             for port in ports:
                 for _ in range(600):

@@ -97,9 +97,12 @@ STORE_CLOCK = TargetedRun(
     overrides={"nemesis": {"timebell_torture.injectors:DATABASE_CLOCK_STEPS_SECONDS": [16.0]}, **FREQUENT_OBSERVER},
 )  # fmt: skip
 # A single node, so that no other one starts what it misses.
-SILENT_HOST = TargetedRun("a silent host", "postgres", faults=("strand",), seconds=(6, 20, 12))
+SILENT_HOST = TargetedRun("a silent host", "postgres", faults=("strand",), seconds=(12, 12, 30))
 # The recovery is longer than a lease, after which another node repeats what was dropped.
-READ_ONLY = TargetedRun("a read-only database", "postgres", 2, faults=("read-only",), seconds=(6, 16, 28))
+READ_ONLY = TargetedRun(
+    "a read-only database", "postgres", 2, faults=("read-only",), seconds=(16, 16, 28),
+    overrides={"receiver": LONG_HANDLERS},  # so that some end while it is read-only
+)  # fmt: skip
 PROMOTION = TargetedRun("a promoted standby", "postgres", rate=60, faults=("promote",), seconds=(6, 40, 8))
 REWIND = TargetedRun("a standby that lags behind", "postgres", faults=("rewind",), seconds=(6, 40, 8))
 

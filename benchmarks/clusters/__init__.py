@@ -1,0 +1,1 @@
+"""Failovers of real database clusters, under load: Patroni with etcd, and Galera."""
