@@ -178,7 +178,7 @@ CALLS: dict[str, Call] = {
     "deleteTrigger": Call("/triggers/{trigger}", status=202, object=True),
     "pauseTrigger": Call("/triggers/{trigger}/pause", {"reason": "x"}, object=True),
     "resumeTrigger": Call("/triggers/{trigger}/resume", object=True),
-    "getTriggerItem": Call("/triggers/{trigger}/history?item=1", object=True),
+    "getTriggerItem": Call("/triggers/{trigger}/item?key=1", object=True),
     "listNotFired": Call("/triggers/{trigger}/not-fired", object=True),
     "fireTriggerItem": Call("/triggers/{trigger}/fire", {"item": "1"}, object=True),
     "skipTriggerItem": Call("/triggers/{trigger}/skip", {"item": "1"}, object=True),

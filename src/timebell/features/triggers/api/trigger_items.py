@@ -111,13 +111,13 @@ class PreviewOut(ResponseBody):
     rows: list[PreviewedRow]
 
 
-@routes.get("/triggers/{name}/history", response_model=ItemHistoryOut, **read_route())
-async def get_trigger_item(name: Id, ctx: Context, item: Annotated[str, Query(max_length=MAX_KEY_LENGTH)]) -> Response:
+@routes.get("/triggers/{name}/item", response_model=ItemHistoryOut, **read_route())
+async def get_trigger_item(name: Id, ctx: Context, key: Annotated[str, Query(max_length=MAX_KEY_LENGTH)]) -> Response:
     """Get the state, the firings and the latest jobs of an item."""
     trigger = await _find_trigger(ctx, name)
-    found = await ctx.run(item_history.find_item_history, trigger, item)
+    found = await ctx.run(item_history.find_item_history, trigger, key)
     if found is None:
-        raise item_history.no_such_item(item)
+        raise item_history.no_such_item(key)
     return json_response({
         "key": found.item.key, "fields": found.item.fields, "problem": found.item.problem,
         "updatedAt": format_utc(found.item.updated_at), "firings": list(map(_render_firing, found.firings)),

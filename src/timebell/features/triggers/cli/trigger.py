@@ -134,7 +134,7 @@ def item(name: str, key: str, output: str | None) -> None:
     from timebell.cli.output import print_data as line
 
     remote = server_client(output)
-    record = remote.request("GET", f"/triggers/{_quote_segment(name)}/history?item={_quote_segment(key)}")
+    record = remote.request("GET", f"/triggers/{_quote_segment(name)}/item?key={_quote_segment(key)}")
     if remote.settings.output != Format.TABLE:
         print_record(record, remote.settings.output)
         return

@@ -74,7 +74,7 @@ async def trigger(name: str, view: CurrentView, cursor: str = "") -> Response:
 @routes.get("/ui/triggers/{name}/item")
 async def trigger_item(name: str, key: str, view: CurrentView) -> Response:
     """Show one item of a trigger: its firings and its latest jobs."""
-    item = await view.get(f"/triggers/{quote_segment(name)}/history", item=key)
+    item = await view.get(f"/triggers/{quote_segment(name)}/item", key=key)
     return view.render("trigger_item", trigger=name, item=item)
 
 
