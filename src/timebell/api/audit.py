@@ -38,6 +38,9 @@ class AuditReport(ResponseBody):
     found: dict[str, int]
     differences: list[DifferenceOut]
     more: bool
+    lost_writes: Annotated[
+        list[str], Field(description="Losses of acknowledged writes by the database in this range, as sentences.")
+    ]
 
 
 class OccurrenceExplanation(ResponseBody):
@@ -73,6 +76,7 @@ async def get_audit(
         "from": format_utc(report.start), "to": format_utc(report.end), "counts": dict(report.counts.totals()),
         "skipped": dict(report.counts.skipped), "found": dict(report.counts.found),
         "differences": [difference.to_json() for difference in report.differences], "more": report.truncated,
+        "lostWrites": [rewind.describe() for rewind in report.rewinds],
     })  # fmt: skip
 
 

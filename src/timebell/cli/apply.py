@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Plan:
 def apply_(file: Path, diff: bool, dry_run: bool, prune: bool, yes: bool) -> None:
     """Create and update schedules and targets from files. Every schedule is validated before the first write."""
     from timebell.cli.inputs import confirm
+    from timebell.cli.progress import status_line
     from timebell.cli.schedule import server_client
 
     remote = server_client()
@@ -65,19 +67,36 @@ def apply_(file: Path, diff: bool, dry_run: bool, prune: bool, yes: bool) -> Non
         raise click.exceptions.Exit(DIFFERENT if diff and plan else 0)
     if plan.delete and not confirm(f"Delete {', '.join(current['name'] for current in plan.delete)}?", yes=yes):
         raise click.exceptions.Exit(FAILED)
-    for body, _ in plan.targets:
-        written = remote.request(
-            "PUT", f"/targets/{_quote_segment(body['name'])}", {"kind": body["type"], "options": body["options"]}
-        )
-        if written["signingSecret"]:
-            print_message(f"Signing secret of {body['name']}, shown only once: {written['signingSecret']}")
-    for body in plan.create:
-        remote.request("PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body)
-    for current, body, _ in plan.change:
-        remote.request("PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body, if_match=current["etag"])
-    for current in plan.delete:
-        remote.request("DELETE", f"/schedules/{current['id']}", if_match=current["etag"])
+    total = changed + created + len(plan.delete)
+    done = 0
+    with status_line(
+        lambda: f"{done} of {total} changes were made. Run the command again: it makes the others."
+    ) as show:
+        for done, make_change in enumerate(_changes(remote, plan)):
+            show(f"Applying  {done} of {total}")
+            make_change()
     print_message(f"{changed} changed, {created} created, {len(plan.delete)} deleted, {plan.unchanged} unchanged.")
+
+
+def _changes(remote: ServerClient, plan: Plan) -> Iterator[Callable[[], None]]:
+    """Yield a function for each change of a plan: targets first, because schedules use them."""
+    by_name = "/schedules/by-name/"
+    for body, _ in plan.targets:
+        yield partial(_write_target, remote, body)
+    for body in plan.create:
+        yield partial(remote.request, "PUT", by_name + _quote_segment(body["name"]), body)
+    for current, body, _ in plan.change:
+        yield partial(remote.request, "PUT", by_name + _quote_segment(body["name"]), body, if_match=current["etag"])
+    for current in plan.delete:
+        yield partial(remote.request, "DELETE", f"/schedules/{current['id']}", if_match=current["etag"])
+
+
+def _write_target(remote: ServerClient, body: Mapping[str, Any]) -> None:
+    written = remote.request(
+        "PUT", f"/targets/{_quote_segment(body['name'])}", {"kind": body["type"], "options": body["options"]}
+    )
+    if written["signingSecret"]:
+        print_message(f"Signing secret of {body['name']}, shown only once: {written['signingSecret']}")
 
 
 @click.command("export")
@@ -90,12 +109,17 @@ def export(label: tuple[str, ...], topic: str | None) -> None:
     """
     import yaml
 
+    from timebell.cli.progress import status_line
     from timebell.cli.schedule import server_client
 
     remote = server_client()
     targets = [] if label or topic else [target_document(target) for target in remote.list_items("/targets")]
-    schedules = remote.list_items("/schedules", {"label": label, "topic": topic})
-    bodies = [schedule_document(schedule) for schedule in schedules if schedule["source"] != "code"]
+    bodies: list[dict[str, Any]] = []
+    with status_line(lambda: "Nothing was printed, because the list is not complete.") as show:
+        for schedule in remote.list_items("/schedules", {"label": label, "topic": topic}):
+            show(f"Reading  {len(bodies):,} schedules")
+            if schedule["source"] != "code":
+                bodies.append(schedule_document(schedule))
     all_documents = [*targets, *sorted(bodies, key=lambda body: str(body["name"]))]
     print_data(yaml.safe_dump_all(all_documents, sort_keys=False, allow_unicode=True,
                             default_flow_style=None, width=110).rstrip())  # fmt: skip

@@ -1,11 +1,14 @@
-"""`timebell audit`: compare past occurrences with the schedules, read from the database itself."""
+"""`timebell audit`: compare past occurrences with the schedules, by the server if one is configured, or else in the
+database."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import datetime
-from typing import TypeVar
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 from timebell import settings
 from timebell.app import Timebell
@@ -18,58 +21,112 @@ from timebell.cli.output import (
     print_records,
     print_table,
 )
-from timebell.cli.progress import PROGRESS_INTERVAL_SECONDS
-from timebell.clock import SystemClock
-from timebell.engine.leader.continuous_audit import AuditResult
+from timebell.cli.progress import status_line
+from timebell.cli.remote import ServerClient, has_server
+from timebell.clock import system_now
+from timebell.durations import parse_duration
 from timebell.errors import InvalidInput, StoreUnreachable
-from timebell.model.audit_findings import AuditCounts, Difference
+from timebell.model.audit_findings import AuditCounts
 from timebell.recurrence.instants import format_instant, parse_instant
+
+DAY = timedelta(days=1)
+DEFAULT_PERIOD = "24h"
+COUNT_NAMES = tuple(AuditCounts().totals())
 
 R = TypeVar("R")
 
 
+@dataclass
+class Report:
+    """Merged result of an audit: counts, differences in their JSON form, and losses of acknowledged writes."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    found: int = 0
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    truncated: bool = False
+    lost_writes: list[str] = field(default_factory=list)
+
+
 def audit(
-    start: str, end: str, schedule: str | None, tenant: str | None, database: str | None, output_format: str | None
-) -> int:
+    start: str | None, end: str | None, schedule: str | None, tenant: str | None, database: str | None,
+    output_format: str | None,
+) -> int:  # fmt: skip
     """Print every difference between expected and recorded runs; return the exit code."""
-    chosen = settings.load(database_url=database, output=output_format)
-    between = _parse_instant(start, "--from"), _parse_instant(end, "--to")
-    result = run_on_database(chosen.database_url, lambda app: app.audit(
-        *between, schedule=schedule, tenant_id=tenant, progress=_progress_printer()
-    ))  # fmt: skip
+    chosen = settings.load(database_url=database, output=output_format, tenant=tenant)
+    now = system_now()
+    between = _parse_instant(start or DEFAULT_PERIOD, "--from", now), _parse_instant(end, "--to", now)
+    if database is None and has_server(chosen):
+        report = _audit_server(ServerClient(chosen), *between, schedule)
+    else:
+        report = _audit_database(chosen.database_url, *between, schedule, tenant)
     if chosen.output != Format.TABLE:
-        print_records([difference.to_json() for difference in result.differences], chosen.output)
-    elif result.differences:
+        print_records(report.differences, chosen.output)
+    elif report.differences:
         head = ("FINDING", "SCHEDULE", "FROM", "TO", "COUNT", "DETAIL")
-        print_table([_difference_cells(difference) for difference in result.differences], head)
-    for rewind in result.rewinds:
-        print_message(rewind.describe())
-    print_message(format_summary(result))
-    return DIFFERENT if result.differences or result.rewinds else OK
+        print_table([_difference_cells(difference) for difference in report.differences], head)
+    for sentence in report.lost_writes:
+        print_message(sentence)
+    print_message(format_summary(report))
+    return DIFFERENT if report.differences or report.lost_writes else OK
 
 
-def format_summary(report: AuditResult) -> str:
+def _audit_server(remote: ServerClient, start: datetime, end: datetime, schedule: str | None) -> Report:
+    """Audit over HTTP, day by day, so that each request is short and progress is visible."""
+    report, position = Report(), start
+    with status_line(lambda: _describe_interrupt(start, position)) as show:
+        while position < end:
+            until = min(position + DAY, end)
+            show(f"Comparing  {format_instant(position)}  {100 * (position - start) / (end - start):.0f} %")
+            params = {"from": format_instant(position), "to": format_instant(until), "schedule": schedule}
+            found = remote.request("GET", "/audit", params=params)
+            schedules = max(report.counts["schedules"], found["counts"]["schedules"])
+            report.counts += Counter(found["counts"])
+            report.counts["schedules"] = schedules
+            report.skipped += Counter(found["skipped"])
+            report.found += sum(found["found"].values())
+            report.differences += found["differences"]
+            report.truncated |= found["more"]
+            report.lost_writes += [each for each in found["lostWrites"] if each not in report.lost_writes]
+            position = until
+    return report
+
+
+def _audit_database(url: str, start: datetime, end: datetime, schedule: str | None, tenant: str | None) -> Report:
+    with status_line(lambda: _describe_interrupt(start, None)) as show:
+        result = run_on_database(url, lambda app: app.audit(
+            start, end, schedule=schedule, tenant_id=tenant, progress=lambda counts: show(
+                f"{counts.schedules:,} schedules  {counts.expected:,} occurrences compared"
+            ),
+        ))  # fmt: skip
+    return Report(
+        Counter(result.counts.totals()), result.counts.skipped, sum(result.counts.found.values()),
+        [difference.to_json() for difference in result.differences], result.truncated,
+        [rewind.describe() for rewind in result.rewinds],
+    )  # fmt: skip
+
+
+def _describe_interrupt(start: datetime, position: datetime | None) -> str:
+    compared = "" if position in (None, start) else f"Compared until {format_instant(position)}. "
+    return f"{compared}An audit changes nothing. Run the command again."
+
+
+def format_summary(report: Report) -> str:
     """Return all counts of an audit in one line."""
-    counts = report.counts
-    words = [f"{number:,} {name}" for name, number in counts.totals().items() if number or name == "expected"]
-    skipped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.skipped.items()))
+    words = [f"{report.counts[name]:,} {name}" for name in COUNT_NAMES if report.counts[name] or name == "expected"]
+    skipped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(report.skipped.items()))
     words += [f"skipped: {skipped}"] if skipped else []
-    differences = sum(counts.found.values())
     more = f" (first {len(report.differences):,} shown)" if report.truncated else ""
-    return f"{'; '.join(words)}. {differences:,} difference{'' if differences == 1 else 's'}{more}."
+    return f"{'; '.join(words)}. {report.found:,} difference{'' if report.found == 1 else 's'}{more}."
 
 
-def _difference_cells(difference: Difference) -> tuple[str, ...]:
-    to = "" if difference.to == difference.at else format_instant(difference.to)
-    jobs = f" ({', '.join(difference.jobs)})" if difference.jobs else ""
+def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:
+    to = "" if difference["to"] == difference["at"] else difference["to"]
+    jobs = f" ({', '.join(difference['jobs'])})" if difference["jobs"] else ""
     return (
-        difference.finding.value,
-        difference.schedule,
-        format_instant(difference.at),
-        to,
-        f"{difference.count:,}",
-        difference.detail + jobs,
-    )
+        difference["finding"], difference["schedule"], difference["at"], to, f"{difference['count']:,}",
+        difference["detail"] + jobs,
+    )  # fmt: skip
 
 
 def run_on_database(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
@@ -89,25 +146,15 @@ def run_on_database(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
     return asyncio.run(run())
 
 
-def _progress_printer() -> Callable[[AuditCounts], None]:
-    """Return a callback that prints a progress line at most every `PROGRESS_INTERVAL_SECONDS`."""
-    clock = SystemClock()
-    last_printed = clock.monotonic()
-
-    def print_progress(counts: AuditCounts) -> None:
-        nonlocal last_printed
-        if (now := clock.monotonic()) - last_printed >= PROGRESS_INTERVAL_SECONDS:
-            last_printed = now
-            print_message(f"{counts.schedules:,} schedules  {counts.expected:,} occurrences compared")
-
-    return print_progress
-
-
-def _parse_instant(text: str, label: str) -> datetime:
-    instant = parse_instant(text, label)
+def _parse_instant(text: str | None, label: str, now: datetime) -> datetime:
+    """Convert an instant, or a duration before now; None means now."""
+    ago = 0.0 if text is None else parse_duration(text)
+    if ago is not None:
+        return now - timedelta(seconds=ago)
+    instant = parse_instant(str(text), label)
     if instant.tzinfo is None:
         raise InvalidInput(
             f"{label} is {text!r:.60}, without a UTC offset.", code="INVALID_INSTANT",
-            fix="Write it like 2027-03-14T07:00:00Z.",
+            fix="Write it like 2027-03-14T07:00:00Z, or 24h for 24 hours ago.",
         )  # fmt: skip
     return instant

@@ -13,6 +13,7 @@ from timebell.app import Timebell
 from timebell.cli.database import is_missing, redact_url
 from timebell.cli.inputs import confirm
 from timebell.cli.output import FAILED, OK, Format, print_message, print_record
+from timebell.cli.progress import explain_interrupt, status_line
 from timebell.clock import system_now
 from timebell.engine.planner import build_job
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
@@ -43,7 +44,10 @@ def backup(file: Path, database: str | None, output_format: str | None) -> int:
         raise NotFound(
             f"There is no database {source}.", code="DATABASE_NOT_FOUND", fix="Set --database or TIMEBELL_DATABASE_URL."
         )
-    size = copies.copy_database(source, file)
+    with status_line(lambda: f"The incomplete copy was deleted; {source} is unchanged. Run the command again.") as show:
+        size = copies.copy_database(
+            source, file, lambda copied, total: show(f"Copying  {100 * copied / max(total, 1):.0f} %")
+        )
     facts = {"backup": str(file), "bytes": size, "schema": copies.read_version(file), "at": _format_utc(system_now())}
     if chosen.output != Format.TABLE:
         print_record(facts, chosen.output)
@@ -69,11 +73,13 @@ def restore(file: Path | None, database: str | None, output_format: str | None, 
         _check_backup_file(file)
         if target.exists() and not confirm(f"Replace {target} with {file}?", yes=yes):
             return FAILED
-        held, previous = asyncio.run(_replace_database(file, target))
+        with explain_interrupt(lambda: f"{target} is as before, or completely restored. Run the command again."):
+            held, previous = asyncio.run(_replace_database(file, target))
     elif is_missing(chosen.database_url):
         raise NotFound(f"There is no database {target}.", code="DATABASE_NOT_FOUND", fix="Specify a backup file.")
     else:
-        held, previous = asyncio.run(_hold_due_work(chosen.database_url)), None
+        with explain_interrupt(lambda: "Not all due work is on hold: do not start a node. Run the command again."):
+            held, previous = asyncio.run(_hold_due_work(chosen.database_url)), None
     before = previous and str(previous)
     facts = {"database": redact_url(chosen.database_url), **dataclasses.asdict(held), "before": before}
     if chosen.output != Format.TABLE:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from timebell import settings
 from timebell.cli.output import DIFFERENT, OK, print_message, print_record
+from timebell.cli.progress import explain_interrupt
 from timebell.clock import system_now
 from timebell.store.open import is_compatible, open_store, parse_url, schema_version, upgrade
 from timebell.store.version import HEAD
@@ -48,7 +49,8 @@ def upgrade_tables(database: str | None, *, check: bool) -> int:
         )
         return DIFFERENT
     asyncio.run(find_schema_version(url))
-    before, after = asyncio.run(upgrade(url))
+    with explain_interrupt(lambda: "Run the command again: it continues where it stopped."):
+        before, after = asyncio.run(upgrade(url))
     done = "is already current" if before == after else f"upgraded from {before or 'no tables'} to"
     print_message(f"{redact_url(url)} {done} ({after})." if before == after else f"{redact_url(url)} {done} {after}.")
     return OK

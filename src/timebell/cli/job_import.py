@@ -13,7 +13,7 @@ import orjson
 
 from timebell.app import Timebell
 from timebell.cli.output import FAILED, OK, print_message, print_record
-from timebell.cli.progress import progress
+from timebell.cli.progress import explain_interrupt, progress
 from timebell.client import job_lines
 from timebell.client.job_lines import Line, LineReader
 from timebell.errors import InvalidInput, StoreError, TimebellError
@@ -21,6 +21,7 @@ from timebell.settings import load
 from timebell.store.jobs.bind_targets import target_not_found
 
 BATCH_SIZE = 5000
+REPEATABLE = "Import the file again: existing jobs are not created twice."
 
 
 @dataclass(slots=True)
@@ -34,6 +35,13 @@ class ImportCounts:
     refused: int = 0
     codes: dict[str, int] = field(default_factory=dict)
 
+    def describe(self) -> str:
+        """Return the counts by outcome as a sentence."""
+        return (
+            f"{self.created:,} jobs created, {self.existing:,} already existed, {self.skipped:,} skipped,"
+            f" {self.refused:,} refused."
+        )
+
 
 def import_jobs(file: Path, past: str, timezone: str | None, database: str | None, output_format: str | None) -> int:
     """Import a file and return the exit code: 1 if lines were refused. Raises TimebellError."""
@@ -41,14 +49,14 @@ def import_jobs(file: Path, past: str, timezone: str | None, database: str | Non
     if not file.is_file():
         raise InvalidInput(f"There is no file {file}.", code="FILE_UNREADABLE")
     importer = Importer(Timebell(database, timezone=timezone), file, past)
-    seconds = asyncio.run(importer.run())
     counts = importer.counts
+    with explain_interrupt(lambda: f"{counts.describe()} {REPEATABLE}"):
+        seconds = asyncio.run(importer.run())
     rejected = str(importer.rejected_file) if counts.refused else None
     if chosen.output == "table":
         print_message(
             f"{counts.lines:,} lines in {seconds:.1f} s ({counts.lines / max(seconds, 0.001):,.0f}/s):"
-            f" {counts.created:,} jobs created, {counts.existing:,} already existed, {counts.skipped:,} skipped,"
-            f" {counts.refused:,} refused."
+            f" {counts.describe()}"
         )
     else:
         facts = {**dataclasses.asdict(counts), "seconds": round(seconds, 3), "rejectedFile": rejected}
@@ -81,8 +89,7 @@ class Importer:
             with self.file.open("rb") as source, progress("Importing", self.file.stat().st_size, clock) as advance:
                 await self._import(source, advance)
         except StoreError as failed:
-            stored = self.counts.created + self.counts.existing
-            print_message(f"Stopped after {stored:,} jobs. Import the file again: existing jobs are not created twice.")
+            print_message(f"Stopped. {self.counts.describe()} {REPEATABLE}")
             raise failed
         finally:
             await self.app.close()

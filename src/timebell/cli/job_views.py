@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from timebell.cli.inputs import Row, format_relative_time, print_list, shorten
-from timebell.cli.output import Format, colorize, print_data, print_message, print_record
+from timebell.cli.output import Format, colorize, colorize_state, print_data, print_message, print_record
 from timebell.formatting import format_milliseconds
 
 JOB_COLUMNS = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "REASON")
@@ -80,7 +80,8 @@ def print_job(job: Row, output_format: str) -> None:
     if output_format != Format.TABLE:
         print_record(job, output_format)
         return
-    print_data(colorize(job["topic"], "bold", sys.stdout) + f"  {job['status']}  {job['id']}")
+    state = colorize_state(job["status"], sys.stdout)
+    print_data(colorize(job["topic"], "bold", sys.stdout) + f"  {state}  {job['id']}")
     facts = {
         "due": format_relative_time(job["dueAt"], job["timezone"]),
         "runs": format_relative_time(job["runAt"], job["timezone"]) if job["runAt"] != job["dueAt"] else None,

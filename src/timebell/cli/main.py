@@ -265,18 +265,24 @@ def watch(every: float, fail: bool, database: str | None, output: str | None) ->
 
 
 @root.command("audit")
-@click.option("--from", "start", required=True, metavar="T", help="Start, e.g. 2027-03-14T07:00:00Z.")
-@click.option("--to", "end", required=True, metavar="T", help="End (exclusive).")
+@click.option("--from", "start", metavar="T", help="Start: 2027-03-14T07:00:00Z, or 12h.  [default: 24 hours ago]")
+@click.option("--to", "end", metavar="T", help="End (exclusive).  [default: now]")
 @click.option("--schedule", metavar="NAME", help="Only this schedule; name or id.")
-@click.option("--tenant", metavar="T", help="Only this tenant.  [default: all]")
+@click.option("--tenant", metavar="T", help="Only this tenant.  [default: that of the key; in the database all]")
 @database_option
 @output_option
 def audit_(
-    start: str, end: str, schedule: str | None, tenant: str | None, database: str | None, output: str | None
+    start: str | None,
+    end: str | None,
+    schedule: str | None,
+    tenant: str | None,
+    database: str | None,
+    output: str | None,
 ) -> None:
     """Verify that no occurrence was missed or run twice.
 
-    Recalculates the expected occurrences and compares them with the recorded runs; exit 7 on any difference.
+    Recalculates the expected occurrences and compares them with the recorded runs; exit 7 on any difference. Asks the
+    server if TIMEBELL_URL or TIMEBELL_API_KEY is set and --database is not; otherwise reads the database.
     """
     from timebell.cli import audit
 
@@ -286,10 +292,10 @@ def audit_(
 @root.command("why")
 @click.argument("subject", metavar="SCHEDULE|JOB", help="Schedule name or id, or a job id.")
 @click.argument("instant", required=False, help="Time of the occurrence; without offset, local in the schedule's zone.")
-@click.option("--tenant", default="default", show_default=True, metavar="T", help="Tenant of the schedule.")
+@click.option("--tenant", metavar="T", help="Tenant of the schedule.  [default: that of the key, or default]")
 @database_option
 @output_option
-def why_(subject: str, instant: str | None, tenant: str, database: str | None, output: str | None) -> None:
+def why_(subject: str, instant: str | None, tenant: str | None, database: str | None, output: str | None) -> None:
     """Explain the outcome of one occurrence or job.
 
     Reads the server if TIMEBELL_URL or TIMEBELL_API_KEY is set and --database is not; otherwise the database.

@@ -13,26 +13,24 @@ if TYPE_CHECKING:
     from timebell.cli.remote import ServerClient
 
 POLL_INTERVAL_SECONDS = 0.5  # between requests for the progress
-PROGRESS_INTERVAL_SECONDS = 10.0  # between progress lines without a terminal
 
 
 def watch_operation(remote: ServerClient, operation: dict[str, Any]) -> None:
     """Print the progress of an operation until it ends. Ctrl-C does not stop it on the server."""
-    import sys
+    from timebell.cli.progress import status_line
 
-    last_printed = 0.0
-    elapsed = 0.0
-    while operation["state"] == "running":
-        if sys.stderr.isatty():
-            print(f"\r{format_progress(operation)}\x1b[K", end="", file=sys.stderr, flush=True)
-        elif elapsed - last_printed >= PROGRESS_INTERVAL_SECONDS:
-            last_printed = elapsed
-            print_message(format_progress(operation))
-        time.sleep(POLL_INTERVAL_SECONDS)  # noqa: TID251 - a user waits here, in real time
-        elapsed += POLL_INTERVAL_SECONDS
-        operation = remote.request("GET", f"/operations/{operation['id']}")
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
+    def describe_interrupt() -> str:
+        path = f"/operations/{operation['id']}"
+        return (
+            f"The operation continues on the server ({format_progress(operation)}); do not start it again.\n"
+            f"  follow: timebell api GET {path}\n  stop:   timebell api POST {path}/cancel"
+        )
+
+    with status_line(describe_interrupt) as show:
+        while operation["state"] == "running":
+            show(format_progress(operation))
+            time.sleep(POLL_INTERVAL_SECONDS)  # noqa: TID251 - a user waits here, in real time
+            operation = remote.request("GET", f"/operations/{operation['id']}")
     if remote.settings.output != Format.TABLE:
         print_record(operation, remote.settings.output)
     else:

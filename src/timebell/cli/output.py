@@ -28,7 +28,15 @@ EXIT_CODES: tuple[tuple[type[TimebellError], int], ...] = (
     (InvalidInput, USAGE), (NotFound, NOT_FOUND), (Refused, REFUSED), (Conflict, CONFLICT), (StoreInUse, CONFLICT),
     (StoreUnreachable, UNREACHABLE), (ServerUnreachable, UNREACHABLE),
 )  # fmt: skip
-COLORS = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
+COLORS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "dim": 2, "bold": 1}
+STATE_COLORS = {
+    **dict.fromkeys(("completed", "healthy", "alive", "leader", "active", "sent", "delivered", "enabled"), "green"),
+    **dict.fromkeys(("failed", "failing", "errored", "missed", "unresponsive", "disabled", "lost"), "red"),
+    **dict.fromkeys(("paused", "skipped", "held", "cancelled", "stopped", "reauthorize", "orphaned"), "yellow"),
+    **dict.fromkeys(("running", "dispatched"), "blue"),
+}
+"""The color of a state, by its first word. States that need no attention, such as `pending`, have none."""
+STATE_COLUMNS = ("STATE", "STATUS")
 
 
 class Format(StrEnum):
@@ -70,6 +78,12 @@ def colorize(text: str, color: str, stream: TextIO) -> str:
     return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
 
 
+def colorize_state(text: str, stream: TextIO) -> str:
+    """Color a state by its first word."""
+    color = STATE_COLORS.get(text.split(maxsplit=1)[0] if text.strip() else "")
+    return text if color is None else colorize(text, color, stream)
+
+
 def print_records(records: Sequence[Mapping[str, Any]], output_format: str) -> None:
     """Print rows as a list in JSON, YAML or CSV."""
     if output_format == Format.JSON:
@@ -99,13 +113,18 @@ def print_record(record: Mapping[str, Any], output_format: str) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
-    """Print aligned columns, two spaces apart."""
+    """Print aligned columns, two spaces apart; columns of states are colored. Nothing is cut or wrapped."""
     widths = [max(len(cell) for cell in column) for column in zip(*([header] if header else []), *rows, strict=True)]
+    is_state = [name in STATE_COLUMNS for name in header] or [False] * len(widths)
     if header:
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(header, widths, strict=True)).rstrip()
         print_data(colorize(line, "dim", sys.stdout))
     for row in rows:
-        print_data("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        padded = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        padded[-1] = padded[-1].rstrip()
+        pairs = zip(padded, is_state, strict=True)
+        cells = [colorize_state(cell, sys.stdout) if colored else cell for cell, colored in pairs]
+        print_data("  ".join(cells).rstrip())
 
 
 def _format_yaml(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""Progress of a long command on stderr: a bar on a terminal, otherwise a line every ten seconds."""
+"""Progress of a long command on stderr, and its summary after Ctrl-C.
+
+On a terminal, progress is a bar or a line that is rewritten; otherwise a line every ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,45 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from timebell.cli.output import print_message
-from timebell.clock import Clock
+from timebell.clock import Clock, SystemClock
 
 PROGRESS_INTERVAL_SECONDS = 10.0
+TERMINAL_INTERVAL_SECONDS = 0.1
+
+
+@contextmanager
+def explain_interrupt(describe: Callable[[], str]) -> Iterator[None]:
+    """After Ctrl-C, print how far the command came and whether repeating it is safe."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_message(f"Interrupted. {describe()}")
+        raise
+
+
+@contextmanager
+def status_line(describe_interrupt: Callable[[], str]) -> Iterator[Callable[[str], None]]:
+    """Yield `show(text)`, to be called with the current state of a long command."""
+    clock, is_terminal = SystemClock(), sys.stderr.isatty()
+    last_shown = clock.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal last_shown
+        interval = TERMINAL_INTERVAL_SECONDS if is_terminal else PROGRESS_INTERVAL_SECONDS
+        if (now := clock.monotonic()) - last_shown < interval:
+            return
+        last_shown = now
+        if is_terminal:
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+        else:
+            print_message(text)
+
+    with explain_interrupt(describe_interrupt):
+        try:
+            yield show
+        finally:
+            if is_terminal:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -22,6 +22,11 @@ ERROR_BY_STATUS: dict[int, type[TimebellError]] = {
 }  # fmt: skip
 
 
+def has_server(settings: Settings) -> bool:
+    """Return whether a server is configured: by its address, or by a key."""
+    return settings.api_key is not None or settings.url != Settings().url
+
+
 class ServerClient:
     """Client of one server. `settings` provides its URL, API key and tenant."""
 

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 
 from timebell.cli.inputs import Row, format_relative_time, parse_timestamp, print_list, shorten
 from timebell.cli.job_views import print_request
-from timebell.cli.output import Format, colorize, print_data, print_message, print_record, print_records, print_table
+from timebell.cli.output import (
+    Format,
+    colorize,
+    colorize_state,
+    print_data,
+    print_message,
+    print_record,
+    print_records,
+    print_table,
+)
 from timebell.errors import InvalidInput
 from timebell.formatting import to_local
 from timebell.recurrence import resolve_local, zone
@@ -57,7 +66,7 @@ def print_schedule(schedule: Row, output_format: str, runs: Sequence[Row] = (), 
         return
     print_data(
         colorize(schedule["name"], "bold", sys.stdout)
-        + f"  {schedule_state(schedule)}  revision {schedule['revision']}"
+        + f"  {colorize_state(schedule_state(schedule), sys.stdout)}  revision {schedule['revision']}"
     )
     facts = {
         "id": schedule["id"], "when": schedule["summary"], "topic": schedule["topic"],

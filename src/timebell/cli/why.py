@@ -11,7 +11,7 @@ from timebell.api.job_fields import render_job
 from timebell.app import Timebell
 from timebell.cli.audit import run_on_database
 from timebell.cli.output import Format, print_data, print_record
-from timebell.cli.remote import ServerClient
+from timebell.cli.remote import ServerClient, has_server
 from timebell.clock import system_now
 from timebell.dashboard.job_timeline import timeline_steps
 from timebell.errors import InvalidInput, NotFound
@@ -36,12 +36,13 @@ class Source(Protocol):
         ...
 
 
-def why(subject: str, instant: str | None, tenant: str, database: str | None, output_format: str | None) -> None:
+def why(subject: str, instant: str | None, tenant: str | None, database: str | None, output_format: str | None) -> None:
     """Print the outcome of an occurrence or of a job, and its causes. Raises TimebellError."""
-    chosen = settings.load(database_url=database, output=output_format)
-    has_server = chosen.api_key is not None or chosen.url != settings.Settings().url
+    chosen = settings.load(database_url=database, output=output_format, tenant=tenant)
     source: Source = (
-        _Server(ServerClient(chosen)) if database is None and has_server else _Database(chosen.database_url, tenant)
+        _Server(ServerClient(chosen))
+        if database is None and has_server(chosen)
+        else _Database(chosen.database_url, tenant or "default")
     )
     if instant is None:
         explanation = _explain_job(source, subject)

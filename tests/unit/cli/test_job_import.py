@@ -165,7 +165,7 @@ def test_interrupted_import_reports_its_progress(
     monkeypatch.setattr("timebell.client.jobs.Jobs.insert_drafts", failing)
     done = cli("job", "import", "jobs.ndjson", "--database", sqlite_url)
     assert done.code == 6
-    assert "Stopped after 4 jobs" in done.err
+    assert "Stopped. 4 jobs created" in done.err
     assert "DATABASE_UNREACHABLE" in done.err
 
 

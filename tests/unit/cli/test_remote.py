@@ -529,3 +529,15 @@ def test_audit_log_is_listed_filtered_and_exported(remote: Cli) -> None:
     assert exported[1] == paused
     assert remote("audit-log", "export", "--subject", "audited", "--until", "1h").out.strip() == ""
     assert remote("audit-log", "list", "--since", "yesterday").code == 2
+
+
+def test_audit_asks_the_server_day_by_day(remote: Cli) -> None:
+    recent = remote("audit", "--from", "50h")
+    assert (recent.code, recent.out) == (0, ""), recent.err
+    assert "0 differences." in recent.err
+    assert as_json(remote("audit", "-o", "json")) == []
+    assert remote("audit", "--schedule", "missing").code == 3
+    assert "AUDIT_TOO_OLD" in remote("audit", "--from", "2020-01-01T00:00:00Z", "--to", "2020-01-02T00:00:00Z").err
+    local = remote("audit", "--from", "2027-01-01T00:00:00")
+    assert (local.code, "INVALID_INSTANT" in local.err, "24h" in local.err) == (2, True, True)
+    assert remote("audit", "--database", "sqlite:///nowhere.db").code == 6

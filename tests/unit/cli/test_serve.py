@@ -56,6 +56,13 @@ def get(port: int, path: str) -> tuple[int, str]:
         return refused.code, refused.read().decode()
 
 
+def post(port: int, path: str, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/v1{path}", json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status in (200, 201)
+
+
 def schedule(url: str, topic: str, **fields: Any) -> str:
     async def make() -> str:
         app = Timebell(url)
@@ -144,11 +151,16 @@ def test_dev_sends_push_messages(start: Start, tmp_path: Path, monkeypatch: pyte
         }  # fmt: skip
         for name, text in environment.items():
             monkeypatch.setenv(name, text)
-        process = start("dev", "--port", free_port(), **environment)
+        port = free_port()
+        process = start("dev", "--port", port, **environment)
         process.wait_for("Ready in", err=True)
         target = {"kind": "push", "tokens": ["phone-of-ann"], "title": "Hello"}
         schedule(f"sqlite:///{tmp_path}/timebell.db", "push.hello", target=target)
         process.wait_for(r"push\.hello .* ok")
+        post(port, "/devices", {"token": "phone-of-bob"})
+        post(port, "/campaigns", {"title": "Good morning", "body": "Coffee?"})
+        accepted = 'timebell_campaign_messages_total{state="accepted"} 1.0'
+        until(lambda: True if accepted in get(port, "/metrics")[1] else None, process.out.read_text)
         assert process.end() == 0
         assert "phone-of-ann" in fcm.bodies()
 

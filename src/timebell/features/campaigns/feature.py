@@ -126,12 +126,9 @@ class CampaignsFeature(Feature):
         return {"campaign": CampaignTarget(app.store, push, audience_reader, now)}
 
     def attach_counters(self, targets: Mapping[str, Target], counters: Counters) -> None:
-        if "campaign" in targets:
-            from timebell.features.campaigns.engine.chunk_target import CampaignTarget
-
-            target = targets["campaign"]
-            if isinstance(target, CampaignTarget):
-                target.messages = counters.of_features["timebell_campaign_messages_total"]
+        target: Any = targets.get("campaign")
+        if target is not None:  # a `CampaignTarget`, or in `timebell dev` a wrapper that forwards its methods
+            target.count_messages_in(counters.of_features["timebell_campaign_messages_total"])
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
         """Delete records of notifications and one campaign, because a campaign may have many deliveries."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 device = Group("Devices: the recipients of push messages.")
 UPLOAD_SIZE = 5000  # records per request
 PREVIEW_SIZE = 3
+REPEATABLE = "Import the file again: known devices are only updated."
 device_option = click.option("--token", metavar="TOKEN", help="The device with this token.")
 user_option = click.option("--user", metavar="ID", help="All devices of a user.")
 
@@ -37,7 +38,7 @@ def import_(file: Path, preview: bool, output: str | None) -> None:
     Safe to repeat. Refused lines and their reasons are written to FILE.rejected.ndjson.
     """
     from timebell.cli.output import Format, print_data, print_message, print_record
-    from timebell.cli.progress import progress
+    from timebell.cli.progress import explain_interrupt, progress
     from timebell.clock import SystemClock
 
     remote = server_client(output)
@@ -47,14 +48,17 @@ def import_(file: Path, preview: bool, output: str | None) -> None:
             for fields in itertools.islice(importer.read_valid(), PREVIEW_SIZE):
                 print_record(fields, remote.settings.output)
             return
-        with progress("Importing", file.stat().st_size, SystemClock()) as advance:
+        with (
+            explain_interrupt(lambda: f"{importer.describe()}. {REPEATABLE}"),
+            progress("Importing", file.stat().st_size, SystemClock()) as advance,
+        ):
             importer.run(advance)
     counts = dict(importer.counts)
     rejected = str(importer.rejected_file) if counts["refused"] else None
     if remote.settings.output != Format.TABLE:
         print_record({**counts, "rejectedFile": rejected}, remote.settings.output)
     else:
-        print_data(f"{counts['new']:,} new, {counts['known']:,} known, {counts['refused']:,} refused")
+        print_data(importer.describe())
     if rejected:
         print_message(f"Refused lines and their reasons are in {rejected}. Correct them and import the file again.")
         raise click.exceptions.Exit(FAILED)
@@ -117,6 +121,10 @@ class _Importer:
         self._remote = remote
         self._source = source
         self._is_csv = file.name.removesuffix(".gz").endswith(".csv")
+
+    def describe(self) -> str:
+        """Return the counts in words."""
+        return f"{self.counts['new']:,} new, {self.counts['known']:,} known, {self.counts['refused']:,} refused"
 
     def run(self, advance: Any) -> None:
         """Upload all valid records, and write the others to `rejected_file`."""

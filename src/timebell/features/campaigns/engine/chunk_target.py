@@ -41,7 +41,11 @@ class CampaignTarget:
         self._now = now
         self._slots = asyncio.Semaphore(MAX_SENDING_CHUNKS)
         self.messages = LabeledCounter()
-        """Number of messages by outcome; replaced by the node's counter in `wiring`."""
+        """Number of messages by outcome."""
+
+    def count_messages_in(self, counter: LabeledCounter) -> None:
+        """Count messages by outcome in a counter of the node."""
+        self.messages = counter
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Reject all options: the target has none."""
