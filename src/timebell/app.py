@@ -137,7 +137,7 @@ class Timebell(DecoratorMixin):
         self._arrival_hub: ArrivalHub | None = None
         shared = (
             self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone,
-            self.features,
+            self.features, self.handlers.job_defaults,
         )  # fmt: skip
         self.jobs = Jobs(store, clock, *shared, self.handlers.has_payload_type)
         self.schedules = Schedules(store, clock, *shared)

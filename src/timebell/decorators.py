@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast, overlo
 
 from timebell.bound_handler import BoundHandler
 from timebell.client.options import RunOptions, ScheduleOptions
-from timebell.client.validation import check_queue_name
+from timebell.client.validation import check_priority, check_queue_name
 from timebell.durations import Duration
 from timebell.engine.service import Service
 from timebell.errors import InvalidInput
@@ -85,6 +85,9 @@ class DecoratorMixin(FacadeMixin):
         *,
         retry: Retry | Mapping[str, Any] | None = None,
         timeout: Duration | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        expires_after: Duration | None = None,
         handles: bool | None = None,
         version: int = 1,
         upgrade: Mapping[int, Upgrade] | None = None,
@@ -93,7 +96,9 @@ class DecoratorMixin(FacadeMixin):
 
         The function takes an `Arrived`; async functions run on the event loop, others in threads. It becomes a handler
         object: called like the function, and with methods that create its jobs, such as `remind.schedule_at(...)`.
-        `retry` and `timeout` (a duration; numbers are seconds) are the defaults of jobs without their own. `handles` is
+        `retry` and `timeout` (a duration; numbers are seconds) are the defaults of jobs without their own. So are
+        `queue`, `priority` and `expires_after`, but those are decided when a job or schedule is created, so the program
+        that creates it must define the handler. `handles` is
         whether this node counts as handling the topic; the default is True except for `*`. For a function that takes
         `Arrived[Reminder]`, payloads are validated when jobs are created here and when they are due: `version` is the
         current version of that type, and `upgrade` maps each older version to a function that converts its payloads to
@@ -102,13 +107,20 @@ class DecoratorMixin(FacadeMixin):
         check_pattern(topic)
         handler_retry = Retry.parse(retry)
         timeout_seconds = None if timeout is None else parse_seconds(timeout, "timeout", minimum=0.001)
+        new_job_defaults = (
+            None if queue is None else check_queue_name(queue),
+            None if priority is None else check_priority(priority),
+            None if expires_after is None else parse_seconds(expires_after, "expires_after", minimum=0.001),
+        )
         handles_topic = topic != "*" if handles is None else handles
 
         def register(function: Callable[[Arrived[P]], R]) -> BoundHandler[P, R]:
             if isinstance(function, BoundHandler):  # decorated twice: each topic has an object of its own
                 function = function.__wrapped__
             payload_type = payload_type_of(function, version, upgrade)
-            self.handlers.add(Handler(topic, function, handler_retry, timeout_seconds, handles_topic, payload_type))
+            self.handlers.add(
+                Handler(topic, function, handler_retry, timeout_seconds, handles_topic, payload_type, *new_job_defaults)
+            )
             return BoundHandler(cast("Timebell", self), topic, function)
 
         return register

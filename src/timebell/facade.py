@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Unpack
@@ -13,8 +13,8 @@ from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.created import job_from_new, lazy_jobs
-from timebell.client.jobs import Jobs, JobSpec, build_spec
-from timebell.client.options import JobOptions, OnConflict, ScheduleOptions, Status
+from timebell.client.jobs import Jobs, JobSpec, build_search, build_spec
+from timebell.client.options import JobOptions, OnConflict, RescheduleOptions, ScheduleOptions, Status
 from timebell.client.schedules import Schedules
 from timebell.client.validation import check_queue_name
 from timebell.clock import Clock
@@ -164,9 +164,16 @@ class FacadeMixin(ABC):
         """Return a saved calendar, by default its latest version. Raises NotFound (CALENDAR_NOT_FOUND)."""
         return await self.schedules.get_calendar(name, version, tenant_id)
 
-    async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> CancelResult:
-        """Cancel a job: `prevented`, `in_flight` or `already_done`. Idempotent. Raises NotFound."""
-        return await self.jobs.cancel(job_id, tenant_id, connection)
+    async def cancel(
+        self, job_id: str, *, stop: bool = False, tenant_id: str | None = None, connection: Any = None
+    ) -> CancelResult:
+        """Cancel a job: `prevented`, `in_flight` or `already_done`. Idempotent. Raises NotFound.
+
+        A job in flight is not retried. With `stop`, its handler is stopped, too: an async one is cancelled
+        (CancelledError), and for a plain function `event.cancelled` becomes true. After at most 10 s the job ends as
+        cancelled, even if the handler does not.
+        """
+        return await self.jobs.cancel(job_id, tenant_id, connection, stop=stop)
 
     async def cancel_all(
         self,
@@ -188,19 +195,24 @@ class FacadeMixin(ABC):
 
     async def reschedule(
         self,
+        /,
         job_id: str,
         run_at: datetime | str | None = None,
         *,
         timezone: str | ZoneInfo | None = None,
         tenant_id: str | None = None,
         connection: Any = None,
+        **changes: Unpack[RescheduleOptions],
     ) -> Job:
         """Replace a pending job by a new one, with a new id, at another time; each refers to the other.
 
-        A naive `run_at` is local time in `timezone`, by default in the zone of the job. An expiry moves by the same
-        amount. Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+        A naive `run_at` is local time in `timezone`, by default in the zone of the job. Without `run_at` the new job is
+        due now, or with `changes` when the old one was. `changes` are payload, metadata, owner_id, correlation_id,
+        queue, priority, group, retry, timeout, expires_after, condition and unless; the others stay as they were. An
+        expiry moves with the time. Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
         """
-        return job_from_new(await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection))
+        new = await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection, changes)
+        return job_from_new(new)
 
     async def retry(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """Retry a failed job: same id, all attempts available again. Raises NotFound, Conflict (JOB_NOT_FAILED)."""
@@ -289,16 +301,29 @@ class FacadeMixin(ABC):
         topic: str | None = None,
         schedule_id: str | None = None,
         key: str | None = None,
+        queue: str | None = None,
+        correlation_id: str | None = None,
+        client_request_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
         status: Status | Sequence[Status] | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Job]:
         """Return a page of jobs that match all given filters, newest first.
 
-        `limit` is 1 to 500; `cursor` is `next_cursor` of the previous page. Raises InvalidInput.
+        `metadata` has values by name, or by path (`order.id`). `start` and `end` (aware) select the jobs that finished
+        or, while they are live, are due in [start, end). `limit` is 1 to 500; `cursor` is `next_cursor` of the previous
+        page. A search in `metadata` or by `correlation_id` examines at most 20,000 jobs per page, so a page may be
+        short and have a next one. Raises InvalidInput.
         """
-        filters = {"owner_id": owner_id, "tenant_id": tenant_id, "topic": topic, "schedule_id": schedule_id, "key": key}
-        return await self.jobs.list(filters, status, limit, cursor)
+        filters = {
+            "owner_id": owner_id, "tenant_id": tenant_id, "topic": topic, "schedule_id": schedule_id, "key": key,
+            "queue": queue,
+        }  # fmt: skip
+        search = build_search(correlation_id, client_request_id, metadata, start, end)
+        return await self.jobs.list(filters, status, limit, cursor, search=search)
 
     async def pause_queue(self, name: str, reason: str | None = None) -> None:
         """Stop claiming jobs of a queue on all nodes; running jobs continue. Raises InvalidInput."""

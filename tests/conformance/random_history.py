@@ -9,7 +9,7 @@ from typing import Any
 
 from timebell.errors import TimebellError
 from timebell.ids import new_id
-from timebell.model.job import Attempt, JobState
+from timebell.model.job import Attempt, Job, JobState
 from timebell.model.policy import CatchUp, Overlap, WhenLate
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, OnCalendar, RRule, Spec
@@ -206,8 +206,8 @@ class Script:
         if live:
             at = self.now + timedelta(seconds=self.random.choice((0, 100)))
 
-            def when(zone: str) -> dict[str, Any]:
-                return {"run_at": at, "timezone": zone}
+            def when(old: Job) -> dict[str, Any]:
+                return {"run_at": at, "timezone": old.timezone}
 
             await self.store.run(
                 repository.reschedule, None, self.random.choice(live), new_id(self.now), when, self.now

@@ -208,8 +208,8 @@ async def test_a_heartbeat_renews_exactly_the_attempts_still_owned(store: Store)
     assert await store.run_autocommit(ending_ops.renew_leases, batch) == {mine.id}
     assert await store.run_autocommit(ending_ops.renew_leases, batch) == {mine.id}
     assert await store.run_autocommit(job_claim.list_running_attempts) == {
-        (mine.id, 1): (2, False),
-        (taken.id, 2): (0, False),
+        (mine.id, 1): (2, None),
+        (taken.id, 2): (0, None),
     }
 
 
@@ -224,7 +224,7 @@ async def test_every_running_attempt_is_listed_and_no_other(store: Store) -> Non
     await one(store)
     await one(store, hold=Hold.UNHANDLED)
     await end(store, ending(await started(store, queue="q")))
-    assert await store.run_autocommit(job_claim.list_running_attempts) == {(attempt.id, 1): (0, False)}
+    assert await store.run_autocommit(job_claim.list_running_attempts) == {(attempt.id, 1): (0, None)}
 
 
 @stored

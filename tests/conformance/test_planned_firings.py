@@ -388,7 +388,9 @@ async def test_a_manually_rescheduled_job_of_a_trigger_becomes_a_one_time_job(st
     await change_item(store, home, 1, HOUR)
     (planned,) = await everything(store)
     moved = new_id(T0)
-    await store.run(repository.reschedule, None, planned.id, moved, lambda zone: {"run_at": HOUR, "timezone": zone}, T0)
+    await store.run(
+        repository.reschedule, None, planned.id, moved, lambda old: {"run_at": HOUR, "timezone": old.timezone}, T0
+    )
     assert (await get(store, moved)).kind is Kind.ONCE
 
 

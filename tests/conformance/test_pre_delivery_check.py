@@ -24,7 +24,7 @@ async def test_a_job_keeps_its_condition_through_claim_reschedule_and_completion
     assert ((await get(store, made.id)).condition, (await get(store, plain.id)).condition) == (PRO, [])
     moved = await store.run(
         repository.reschedule, "default", made.id, job().id,
-        lambda zone: {"run_at": after(hours=1), "timezone": zone, "local_time": None, "tzdata": None}, T0,
+        lambda old: {"run_at": after(hours=1), "timezone": old.timezone, "local_time": None, "tzdata": None}, T0,
     )  # fmt: skip
     assert moved is not None
     attempts = {one.id: one for one in await claim(store, after(hours=1))}

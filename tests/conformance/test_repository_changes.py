@@ -43,7 +43,9 @@ LATER = after(hours=5)
 
 async def _move(store: Store, id_: str, to: datetime = LATER) -> str | None:
     when = {"run_at": to}
-    new = await store.run(repository.reschedule, None, id_, new_id(T0), lambda zone: {**when, "timezone": zone}, T0)
+    new = await store.run(
+        repository.reschedule, None, id_, new_id(T0), lambda old: {**when, "timezone": old.timezone}, T0
+    )
     return None if new is None else new.id
 
 

@@ -581,7 +581,7 @@ async def test_cancel_previous_requests_the_cancel_of_a_running_occurrence(store
     assert (await fire(store, after(minutes=2))).cancels_requested == 1
     third = await fire(store, after(minutes=3))
     assert (third.jobs, third.cancels_requested) == (1, 1)
-    assert await store.run_autocommit(job_claim.list_running_attempts) == {(attempt.id, 1): (0, True)}
+    assert await store.run_autocommit(job_claim.list_running_attempts) == {(attempt.id, 1): (0, Hold.STOPPING)}
     first, second, last = await everything(store)
     assert (first.state, second.state, second.replaced_by) == (JobState.RUNNING, JobState.CANCELLED, last.id)
     assert last.hold is Hold.OVERLAP

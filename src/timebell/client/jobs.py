@@ -39,8 +39,17 @@ from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
 from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.store.schedules import queries
-from timebell.targets.handler import check_topic
+from timebell.targets.handler import JobDefaults, check_topic
 from timebell.targets.payloads import VERSION_KEY, to_json_value
+
+NO_CHANGES: Mapping[str, Any] = {}
+RESCHEDULE_OPTIONS = {
+    "payload": ("payload", "metadata"), "metadata": ("metadata", "owner_id"), "owner_id": ("metadata", "owner_id"),
+    "correlation_id": ("metadata",), "queue": ("queue",), "priority": ("priority",), "group": ("group",),
+    "retry": ("retry",), "timeout": ("timeout",), "expires_after": ("expires_at",), "condition": ("conditions",),
+    "unless": ("conditions",),
+}  # fmt: skip
+"""The changes that `reschedule` accepts, with the columns that each sets."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,12 +98,33 @@ def build_spec(**fields: Any) -> JobSpec:
     return JobSpec(**fields)
 
 
+def build_search(
+    correlation_id: str | None, client_request_id: str | None, metadata: Mapping[str, Any] | None,
+    start: datetime | None, end: datetime | None,
+) -> JobSearch:  # fmt: skip
+    """Return a search from the arguments of `Timebell.list`. Raises InvalidInput (INVALID_RANGE, INVALID_METADATA)."""
+    for name, instant in (("start", start), ("end", end)):
+        if instant is not None and (not isinstance(instant, datetime) or instant.utcoffset() is None):
+            raise InvalidInput(
+                f"{name} is {instant!s:.40}, which has no time zone.", code="INVALID_RANGE", fix="Use aware datetimes."
+            )
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidInput(
+            f"metadata is {metadata!r:.60}.", code="INVALID_METADATA", fix='Use values by name: {"order": 7}.'
+        )
+    pairs = tuple(
+        (str(path), value if isinstance(value, str) else encode(value, "metadata"))
+        for path, value in (metadata or {}).items()
+    )
+    return JobSearch(start=start, end=end, request_id=client_request_id, correlation_id=correlation_id, metadata=pairs)
+
+
 class Jobs:
     """Job operations.
 
     `ensure_open` opens the store if needed, `check_target` validates targets, `payload_encoder` validates and encodes
-    payloads. `has_payload_type` returns whether a handler declares the payload type of a topic. `features` erase their
-    own data.
+    payloads. `job_defaults` returns what handlers define for their new jobs. `has_payload_type` returns whether a
+    handler declares the payload type of a topic. `features` erase their own data.
     """
 
     def __init__(
@@ -106,6 +136,7 @@ class Jobs:
         payload_encoder: PayloadEncoder,
         default_timezone: str | None,
         features: Sequence[Feature],
+        job_defaults: Callable[[str], JobDefaults],
         has_payload_type: Callable[[str], bool],
     ) -> None:
         self._store = store
@@ -114,7 +145,7 @@ class Jobs:
         self._check_target = check_target
         self._payload_encoder = payload_encoder
         self._default_timezone = default_timezone
-        self._has_payload_type = has_payload_type
+        self._job_defaults, self._has_payload_type = job_defaults, has_payload_type
         self._features = features
 
     async def create(
@@ -187,11 +218,12 @@ class Jobs:
             "client_request_id": spec.client_request_id,
         }  # fmt: skip
         metadata = tracing.current_context() | merge_labels(spec.metadata, labels)
-        expires = None
-        if spec.expires_after is not None:
-            expires = resolved.at + timedelta(seconds=parse_seconds(spec.expires_after, "expires_after"))
         retry = Retry.parse(spec.retry)
         topic = check_topic(spec.topic)
+        defaults = self._job_defaults(topic) if target is None else JobDefaults()
+        expires_after = defaults.expires_after
+        if spec.expires_after is not None:
+            expires_after = parse_seconds(spec.expires_after, "expires_after")
         payload, metadata = encode_payload(topic, spec.payload, metadata, target, self._payload_encoder, self._features)
         tenant_id = "default" if spec.tenant_id is None else check_text(spec.tenant_id, "tenant_id")
         return NewJob(
@@ -202,12 +234,12 @@ class Jobs:
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
             target=encode(target, "target") if target else None, target_name=target_name,
             route=route_for(topic, target) if target_name is None else "",
-            queue="default" if spec.queue is None else check_queue_name(spec.queue),
-            priority=0 if spec.priority is None else check_priority(spec.priority),
+            queue=defaults.queue if spec.queue is None else check_queue_name(spec.queue),
+            priority=defaults.priority if spec.priority is None else check_priority(spec.priority),
             group=check_group_name(spec.group), conditions=preconditions.serialize(spec.condition, spec.unless),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else parse_seconds(spec.timeout, "timeout", minimum=0.001),
-            expires_at=expires,
+            expires_at=None if expires_after is None else resolved.at + timedelta(seconds=expires_after),
         )  # fmt: skip
 
     def _draft_from_template(self, template: _DraftTemplate, spec: JobSpec, id_: str, now: datetime) -> NewJob | None:
@@ -253,13 +285,16 @@ class Jobs:
         return len(await self._store.run(repository.create, new, "keep")) if new else 0
 
     async def cancel(
-        self, job_id: str, tenant_id: str | None = None, connection: Any = None
+        self, job_id: str, tenant_id: str | None = None, connection: Any = None, *, stop: bool = False
     ) -> repository.CancelResult:
-        """Cancel a job: prevent its start if possible, otherwise further attempts. Raises NotFound."""
+        """Cancel a job: prevent its start if possible, otherwise further attempts. Raises NotFound.
+
+        With `stop`, a running handler is stopped.
+        """
         await self._ensure_open()
         id_ = parse_job_id(job_id)
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
-        result = await call(repository.cancel, tenant_id, id_, self._clock.now())
+        result = await call(repository.cancel, tenant_id, id_, self._clock.now(), stop=stop)
         if result is None:
             raise await self._missing(job_id, tenant_id, call)
         return result  # type: ignore[no-any-return]
@@ -288,22 +323,49 @@ class Jobs:
 
     async def reschedule(
         self, job_id: str, run_at: datetime | str | None, timezone: str | ZoneInfo | None, tenant_id: str | None,
-        connection: Any = None,
+        connection: Any = None, changes: Mapping[str, Any] = NO_CHANGES,
     ) -> NewJob:  # fmt: skip
-        """Replace a pending job by a new one with another time. Raises InvalidInput, NotFound, Conflict."""
+        """Replace a pending job by a new one with another time or other fields.
+
+        Raises InvalidInput, NotFound, Conflict.
+        """
+        if unknown := [name for name in changes if name not in RESCHEDULE_OPTIONS]:
+            raise unknown_options("reschedule", unknown, RESCHEDULE_OPTIONS)
         await self._ensure_open()
         now = self._clock.now()
 
-        def resolve_time(job_timezone: str) -> dict[str, Any]:
-            return datetimes.resolve_run_at(run_at, timezone, job_timezone, now).fields()
+        def change_fields(old: Job) -> dict[str, Any]:
+            if run_at is None and changes:
+                times: dict[str, Any] = {"run_at": old.run_at, "timezone": old.timezone, "local_time": old.local_time}
+            else:
+                times = datetimes.resolve_run_at(run_at, timezone, old.timezone, now).fields()
+            return self._changed_columns(old, changes, times["run_at"], now) | times if changes else times
 
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         new: NewJob | None = await call(
-            repository.reschedule, tenant_id, parse_job_id(job_id), new_ids(now, 1)[0], resolve_time, now
+            repository.reschedule, tenant_id, parse_job_id(job_id), new_ids(now, 1)[0], change_fields, now
         )
         if new is None:
             raise job_not_found(job_id)
         return new
+
+    def _changed_columns(self, old: Job, changes: Mapping[str, Any], run_at: datetime, now: datetime) -> dict[str, Any]:
+        """Return the columns that `changes` set, from a validated draft. Raises InvalidInput."""
+        labels = {name: text for name, text in old.metadata.items() if name != VERSION_KEY}
+        metadata = {**(changes.get("metadata", labels) or {})}
+        metadata |= {name: changes[name] for name in ("owner_id", "correlation_id") if name in changes}
+        own = {name: value for name, value in changes.items() if name not in ("owner_id", "correlation_id")}
+        spec = JobSpec(**{
+            "topic": old.topic, "run_at": max(run_at, now), "timezone": "UTC", "tenant_id": old.tenant_id,
+            "payload": old.payload, "target": old.target,
+            **own, "metadata": {name: value for name, value in metadata.items() if value is not None},
+        })  # fmt: skip
+        draft = self.draft(spec, old.id, now)
+        columns = {column for name in changes for column in RESCHEDULE_OPTIONS[name]}
+        changed = {column: getattr(draft, column) for column in columns}
+        if "expires_after" in changes and draft.expires_at is not None:
+            changed["expires_at"] = run_at + timedelta(seconds=parse_seconds(changes["expires_after"], "expires_after"))
+        return changed
 
     async def retry(
         self, job_id: str, tenant_id: str | None = None, connection: Any = None, actor: str | None = None

@@ -70,6 +70,24 @@ class JobOptions(_CommonOptions, total=False):
     """The treatment of a local time that occurs twice."""
 
 
+class RescheduleOptions(TypedDict, total=False):
+    """Fields that `reschedule` changes. Numbers as durations are seconds."""
+
+    payload: Any
+    metadata: Mapping[str, Any] | None
+    """All labels, including `owner_id` and `correlation_id`; the following two change one label each."""
+    owner_id: str | None
+    correlation_id: str | None
+    queue: str | None
+    priority: int | None
+    group: str | None
+    retry: Retry | Mapping[str, Any] | None
+    timeout: Duration | None
+    expires_after: Duration | None
+    condition: Any
+    unless: Mapping[str, str] | None
+
+
 class ScheduleOptions(_CommonOptions, total=False):
     """Keyword options of `schedule_repeat` and `@app.schedule`. Numbers as durations are seconds."""
 

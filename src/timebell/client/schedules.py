@@ -47,7 +47,7 @@ from timebell.store.jobs import backlogs
 from timebell.store.jobs.backlogs import Backlog
 from timebell.store.jobs.repository import BulkCancelResult
 from timebell.store.schedules import actions, calendars, overrides, queries
-from timebell.targets.handler import check_topic
+from timebell.targets.handler import JobDefaults, check_topic
 
 R = TypeVar("R")
 
@@ -68,6 +68,7 @@ class Schedules:
         payload_encoder: PayloadEncoder,
         default_timezone: str | None,
         features: Sequence[Feature],
+        job_defaults: Callable[[str], JobDefaults],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -76,6 +77,7 @@ class Schedules:
         self._payload_encoder = payload_encoder
         self._default_timezone = default_timezone
         self._features = features
+        self._job_defaults = job_defaults
 
     async def find_created_at(self, options: Mapping[str, Any], connection: Any = None) -> datetime | None:
         """Return when the schedule named by these options was created, if it exists: its interval is anchored there."""
@@ -193,15 +195,18 @@ class Schedules:
             check_topic(topic), options.pop("payload", None), metadata, target, self._payload_encoder, self._features
         )
         encode(metadata, "metadata")
+        defaults = self._job_defaults(topic) if target is None else JobDefaults()
+        queue, priority = options.pop("queue", None), options.pop("priority", None)
+        expires_after = parse_optional_seconds(options.pop("expires_after", None), "expires_after")
         return Action(
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
-            queue="default" if (queue := options.pop("queue", None)) is None else check_queue_name(queue),
-            priority=0 if (priority := options.pop("priority", None)) is None else check_priority(priority),
+            queue=defaults.queue if queue is None else check_queue_name(queue),
+            priority=defaults.priority if priority is None else check_priority(priority),
             group=check_group_name(options.pop("group", None)),
             **preconditions.normalize(options.pop("condition", None), options.pop("unless", None)),
             retry=Retry.parse(options.pop("retry", None)),
             timeout=parse_optional_seconds(options.pop("timeout", None), "timeout"),
-            expires_after=parse_optional_seconds(options.pop("expires_after", None), "expires_after"),
+            expires_after=defaults.expires_after if expires_after is None else expires_after,
             description=check_description(options.pop("description", None)),
             labels=check_labels(options.pop("labels", None)),
         )  # fmt: skip

@@ -55,7 +55,7 @@ SKIP_REASONS = {
 HOLD_REASONS = {
     "overlap": "waiting for the previous run", "unhandled": "no node handles its topic",
     "backlog": "backlog of an outage: release or discard", "group": "concurrency limit of its group reached",
-    "tenant": "concurrency limit of the tenant reached", "stopping": "stop requested",
+    "tenant": "concurrency limit of the tenant reached", "stopping": "stop requested", "cancelling": "stop requested",
 }  # fmt: skip
 # Value of `did` after a form -> message on the next page.
 DONE_MESSAGES = {

@@ -15,7 +15,7 @@ from timebell.engine.node import Node
 from timebell.engine.running_attempt import AttemptEvent
 from timebell.model import decide
 from timebell.model.attempts import finalize_completion
-from timebell.model.job import Attempt, Completion, JobState
+from timebell.model.job import Attempt, Completion, Hold, JobState
 from timebell.model.payload import decode
 from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import nodes
@@ -175,14 +175,14 @@ class Heartbeat:
         return report + RepairReport({"unhandled": released})
 
     async def _watch_leases(self) -> RepairReport:
-        """Recover attempts whose counter has not changed for a whole lease, and stop superseded attempts."""
+        """Recover attempts whose counter has not changed for a whole lease, and stop attempts on request."""
         node = self.node
         now = node.clock.monotonic()
         running = await node.store.run_autocommit(claim.list_running_attempts)
         # A counter is dated by the end of the read that first returned it and judged by the start of a later one:
         # time that passes during a read, in which this node may be frozen, ages no lease.
         read_at = node.clock.monotonic()
-        await self._stop_superseded([key for key, (_, stopping) in running.items() if stopping], now)
+        await self._stop_requested({key: cause for key, (_, cause) in running.items() if cause is not None}, now)
         own = {(tracked.attempt.id, tracked.attempt.number) for tracked in node.running_attempts.values()}
         observed: dict[tuple[str, int], tuple[int, float]] = {}
         dead = []
@@ -200,22 +200,28 @@ class Heartbeat:
         rescued = await self._recover_abandoned(dead)
         return RepairReport({"lease": rescued}, {"leased": len(observed) - len(dead)})
 
-    async def _stop_superseded(self, requested: list[tuple[str, int]], now: float) -> None:
-        """Cancel this node's superseded attempts; after a timeout, complete unresponsive ones of any node."""
+    async def _stop_requested(self, requested: dict[tuple[str, int], Hold], now: float) -> None:
+        """Stop attempts of this node on request; after a timeout, complete unresponsive ones of any node.
+
+        A plain function cannot be interrupted: it reads `event.cancelled`.
+        """
         node = self.node
         self._stop_requested_at = {key: self._stop_requested_at.get(key, now) for key in requested}
         unresponsive = [key for key, since in self._stop_requested_at.items() if now - since >= STOP_TIMEOUT_SECONDS]
-        for id_, number in requested:
+        for (id_, number), cause in requested.items():
             running = node.running_attempts.get(id_)
-            if running is not None and running.attempt.number == number and node.can_cancel(running.attempt):
-                running.interrupt(AttemptEvent.STOP)
+            if running is not None and running.attempt.number == number:
+                running.stop_cause = cause
+                if node.can_cancel(running.attempt):
+                    running.interrupt(AttemptEvent.STOP)
         attempts = (
             await node.store.run(claim.load_live_attempts, unresponsive, node.clock.now()) if unresponsive else []
         )
         at = node.clock.now()
         await self.completer.write([
-            finalize_completion(attempt, decide.complete_superseded(attempt.id, attempt.number, at), node.id)
+            finalize_completion(attempt, decide.complete_stopped(*key, at, requested[key]), node.id)
             for attempt in attempts
+            for key in [(attempt.id, attempt.number)]
         ])  # fmt: skip
 
     async def _expire_dispatched(self) -> None:

@@ -15,7 +15,7 @@ from timebell.engine.pre_delivery_check import PreDeliveryCheck
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
 from timebell.engine.transactional_completion import TransactionalCompletion
 from timebell.model import decide
-from timebell.model.job import Completion, JobState
+from timebell.model.job import Attempt, Completion, Hold, JobState
 from timebell.targets.base import Outcome
 from timebell.targets.handler import Cancel, Snooze
 
@@ -56,7 +56,7 @@ class Runner:
         """Start the attempt and build its delivery."""
         running.start(asyncio.current_task())
         prepared = self.deliverer.build(running.attempt)
-        prepared.delivery.completion = running
+        prepared.delivery.handle = running
         return prepared
 
     async def check(self, running: RunningAttempt, prepared: PreparedDelivery) -> Completion | None:
@@ -101,7 +101,7 @@ class Runner:
         running.transition(AttemptEvent.CANCEL)
         match running.state:
             case AttemptState.STOPPING:
-                return decide.complete_superseded(attempt.id, attempt.number, now)
+                return decide.complete_stopped(attempt.id, attempt.number, now, running.stop_cause or Hold.STOPPING)
             case AttemptState.DRAINING:
                 return self.completions.postponed(attempt, now, "The node stopped during the attempt.")
             case AttemptState.CANCELLED:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from timebell.model.job import Attempt
+from timebell.model.job import Attempt, Hold
 from timebell.targets.base import TransactionBlock
 from timebell.targets.handler import FastHandler
 
@@ -28,7 +28,7 @@ class AttemptState(StrEnum):
     COMMITTING = "committing"
     """A transaction of its handler is completing it. The fence protects the commit, so the lease no longer matters."""
     STOPPING = "stopping"
-    """It was superseded by a later occurrence; its job ends as cancelled."""
+    """It was superseded by a later occurrence, or cancelled with `stop=True`; its job ends as cancelled."""
     DRAINING = "draining"
     """Its node shuts down; its job becomes pending again."""
     LOST = "lost"
@@ -48,7 +48,7 @@ class AttemptEvent(StrEnum):
     ROLL_BACK = "roll back"
     """That transaction failed."""
     STOP = "stop"
-    """A later occurrence supersedes it."""
+    """A later occurrence supersedes it, or a caller cancels it."""
     DRAIN = "drain"
     """The node shuts down and waits no longer."""
     LOSE_LEASE = "lose lease"
@@ -113,6 +113,8 @@ class RunningAttempt:
     """The task that runs it, from its start until its handler has ended."""
     transactional_completion: TransactionalCompletion | None = None
     """Created when the handler first calls `event.transaction()`."""
+    stop_cause: Hold | None = None
+    """Set when a stop was requested, also of a plain function, which cannot be interrupted."""
     fast_handler: FastHandler | None = None
     """The handler, if the attempt qualifies for the fast path."""
     is_timed_out: bool = False
@@ -148,6 +150,11 @@ class RunningAttempt:
                 return False
             self.state = state
             return True
+
+    @property
+    def should_stop(self) -> bool:
+        """True if its handler works in vain: it was requested to stop, or another node may run its job."""
+        return self.stop_cause is not None or self.state is AttemptState.LOST
 
     @property
     def needs_lease(self) -> bool:

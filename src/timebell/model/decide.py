@@ -18,6 +18,7 @@ from timebell.model.policy import CatchUp, Overlap, Retry, WhenLate
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Recurrence
 
+STOPPED = "stopped"  # reason of a job that was cancelled with stop=True while it ran
 SUPERSEDED = "superseded"  # reason of a job that was cancelled in favor of a later occurrence
 MAX_QUEUED_OCCURRENCES = 100  # limit of waiting occurrences per schedule under overlap `queue`
 MAX_SKIP_ROWS = 100  # up to this many skips of one decision get a row each; more become one range row
@@ -305,9 +306,9 @@ def complete_after_failure(
     )
 
 
-def complete_superseded(job_id: str, attempt: int, at: datetime) -> Completion:
-    """Return the completion of a job that was stopped in favor of a later occurrence."""
-    return Completion(job_id, attempt, JobState.CANCELLED, at, reason=SUPERSEDED)
+def complete_stopped(job_id: str, attempt: int, at: datetime, cause: Hold) -> Completion:
+    """Return the completion of a job that was stopped in favor of a later occurrence, or because it was cancelled."""
+    return Completion(job_id, attempt, JobState.CANCELLED, at, reason=SUPERSEDED if cause is Hold.STOPPING else STOPPED)
 
 
 def complete_expired(job_id: str, attempt: int, at: datetime) -> Completion:

@@ -81,6 +81,8 @@ class Hold(StrEnum):
     TENANT = "tenant"
     STOPPING = "stopping"
     """Set on a running job: a later occurrence supersedes it and waits until it has stopped."""
+    CANCELLING = "cancelling"
+    """Set on a running job: a caller cancelled it with `stop=True`."""
 
 
 class CancelOutcome(StrEnum):

@@ -275,6 +275,7 @@ def _describe_end(facts: OccurrenceFacts, job: Job, now: datetime) -> str:
             Hold.GROUP: "It waits: its group is at its concurrency limit.",
             Hold.TENANT: "It waits: its tenant is at its limit of running jobs, or of starts per minute.",
             Hold.STOPPING: "It is being stopped in favor of a later occurrence.",
+            Hold.CANCELLING: "It is being stopped, because it was cancelled.",
         }[job.hold]
     if job.state is not JobState.PENDING:
         return "It is running."

@@ -40,8 +40,11 @@ class TransactionBlock(Protocol):
     ) -> bool | None: ...
 
 
-class CompletionHandle(Protocol):
-    """Lets a handler complete its job in a transaction."""
+class AttemptHandle(Protocol):
+    """Lets a handler complete its job in a transaction, and read whether it should stop."""
+
+    @property
+    def should_stop(self) -> bool: ...
 
     def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
         """Return a transaction that completes the job when it ends; `result` is called then for the job's result."""
@@ -71,7 +74,7 @@ class Delivery:
     occurrence_key: str
     attempt: int
     upcoming: list[datetime]
-    completion: CompletionHandle | None = None
+    handle: AttemptHandle | None = None
     manual_retries: int = 0
     """How often a user has retried the job after its final failure."""
     retry: Retry = field(default_factory=Retry)

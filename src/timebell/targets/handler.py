@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from orjson import loads
 
@@ -23,7 +23,7 @@ from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import Routes
 from timebell.targets import payloads
-from timebell.targets.base import CompletionHandle, Delivery, Outcome, TransactionBlock
+from timebell.targets.base import AttemptHandle, Delivery, Outcome, TransactionBlock
 from timebell.targets.event_loop_watch import WatchedCoroutine
 from timebell.targets.exceptions import failed_outcome
 from timebell.targets.payloads import PayloadType
@@ -74,7 +74,17 @@ class Arrived(Generic[P]):
     """The value yielded by the app's lifespan."""
     result: Any = None
     """Set it inside `transaction()` to store a result with the job."""
-    _completion: CompletionHandle | None = field(default=None, repr=False, compare=False)
+    _attempt: AttemptHandle | None = field(default=None, repr=False, compare=False)
+    _is_exclusive: bool = field(default=True, repr=False, compare=False)
+    """False if other handlers of the topic run, too, so that this one cannot complete the job."""
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the handler should stop: its job was cancelled with `stop=True`, superseded, or taken over.
+
+        For plain functions, which cannot be interrupted: `if event.cancelled: raise Cancel("stopped")`.
+        """
+        return self._attempt is not None and self._attempt.should_stop
 
     def transaction(self) -> TransactionBlock:
         """Open a transaction on Timebell's database that completes the job when the block ends.
@@ -85,15 +95,15 @@ class Arrived(Generic[P]):
         the end of the block if another attempt took over, and TimebellError (TRANSACTION_NOT_EXCLUSIVE) if the topic
         has several handlers.
         """
-        return self._require_completion().transaction(lambda: self.result)
+        return self._require_exclusive_attempt().transaction(lambda: self.result)
 
-    def _require_completion(self) -> CompletionHandle:
-        if self._completion is None:
+    def _require_exclusive_attempt(self) -> AttemptHandle:
+        if self._attempt is None or not self._is_exclusive:
             raise TimebellError(
                 f"This event of {self.topic} cannot complete its job.", code="TRANSACTION_NOT_EXCLUSIVE",
                 fix="A transaction requires a single handler, called by the engine ('*' observers do not count).",
             )  # fmt: skip
-        return self._completion
+        return self._attempt
 
 
 class Snooze(Exception):
@@ -136,6 +146,10 @@ class Handler:
     timeout: float | None = None
     handles: bool = True
     payload: PayloadType | None = None
+    queue: str | None = None
+    priority: int | None = None
+    expires_after: float | None = None
+    """`queue`, `priority` and `expires_after` (seconds) are for new jobs without their own."""
     is_async: bool = field(init=False)
     """True if it runs on the event loop; sync handlers run in threads."""
 
@@ -163,6 +177,14 @@ class Handler:
         return self.pattern == other.pattern and is_redefinition(self.function, other.function)
 
 
+class JobDefaults(NamedTuple):
+    """Defaults of the new jobs of a topic, from its handlers in this process; `expires_after` is in seconds."""
+
+    queue: str = "default"
+    priority: int = 0
+    expires_after: float | None = None
+
+
 @dataclass(slots=True)
 class FastHandler:
     """The only handler of a topic, if it is a coroutine function without middleware: callable on the fast path."""
@@ -188,6 +210,8 @@ class Handlers:
         """Return the handlers that match a topic, most specific first (cached)."""
         self.fast_path_handler = functools.lru_cache(maxsize=10_000)(self._find_fast_path_handler)
         """Return the fast-path handler of a topic, or None (cached)."""
+        self.job_defaults = functools.lru_cache(maxsize=10_000)(self._find_job_defaults)
+        """Return the defaults of new jobs of a topic (cached)."""
         self.threads: Executor | None = None
         self.monotonic: Callable[[], float] | None = None
         """The node's clock, for detecting blocking handlers."""
@@ -197,6 +221,7 @@ class Handlers:
         self._handlers = [each for each in self._handlers if not handler.is_redefinition_of(each)]
         self._handlers.append(handler)
         self.handlers_for.cache_clear()
+        self.job_defaults.cache_clear()
         self.fast_path_handler.cache_clear()
 
     def add_middleware(self, middleware: Middleware) -> None:
@@ -225,6 +250,14 @@ class Handlers:
     def _find_handlers(self, topic: str) -> list[Handler]:
         matching = [handler for handler in self._handlers if handler.matches(topic)]
         return sorted(matching, key=lambda handler: (handler.pattern.endswith("*"), -len(handler.pattern)))
+
+    def _find_job_defaults(self, topic: str) -> JobDefaults:
+        handlers = self.handlers_for(topic)[::-1]  # the most specific one last: it decides
+        names = JobDefaults._fields
+        chosen = {
+            name: value for handler in handlers for name in names if (value := getattr(handler, name)) is not None
+        }
+        return JobDefaults(**chosen)
 
     def _find_fast_path_handler(self, topic: str) -> FastHandler | None:
         matching = self.handlers_for(topic)
@@ -327,7 +360,7 @@ class Handlers:
 
 def build_event(
     attempt: Attempt, now: datetime, upcoming: list[datetime], payload: PayloadType | None, state: Any,
-    completion: CompletionHandle,
+    handle: AttemptHandle,
 ) -> Arrived | None:  # fmt: skip
     """Build the event for the fast-path handler of an attempt; None if the payload is invalid or too new."""
     metadata = {} if attempt.metadata is None else decode(attempt.metadata) or {}
@@ -348,7 +381,8 @@ def build_event(
     event.late_by, event.job_id, event.schedule_id = now - attempt.scheduled_at, attempt.id, attempt.schedule_id
     event.occurrence_key = attempt.id if attempt.schedule_id is None else attempt.occurrence_key
     event.attempt = attempt.number
-    event.upcoming, event.state, event.result, event._completion = upcoming, state, None, completion
+    event.upcoming, event.state, event.result = upcoming, state, None
+    event._attempt, event._is_exclusive = handle, True
     return event
 
 
@@ -416,7 +450,8 @@ def _build_events(delivery: Delivery, handlers: list[Handler], state: Any) -> li
             late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
             schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
             attempt=delivery.attempt, upcoming=delivery.upcoming, state=state,
-            _completion=delivery.completion if allows_transaction and (handler.handles or len(handlers) == 1) else None,
+            _attempt=delivery.handle,
+            _is_exclusive=allows_transaction and (handler.handles or len(handlers) == 1),
         )  # fmt: skip
         if handler.payload is not None:
             version = payloads.payload_version(delivery.metadata)

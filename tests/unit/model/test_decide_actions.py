@@ -16,7 +16,7 @@ from timebell.model.decide import (
     Fire,
     Plan,
     Skip,
-    complete_superseded,
+    complete_stopped,
     next_cursor,
     plan,
     plan_manual,
@@ -119,7 +119,7 @@ def test_backfilled_occurrences_are_queued_in_order(instants: list[datetime], li
 
 
 def test_superseded_job_is_cancelled_with_its_reason() -> None:
-    completion = complete_superseded("j", 3, T0)
+    completion = complete_stopped("j", 3, T0, Hold.STOPPING)
     assert (completion.state, completion.reason, completion.attempt) == (JobState.CANCELLED, "superseded", 3)
 
 

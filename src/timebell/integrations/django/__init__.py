@@ -79,7 +79,7 @@ def completing(event: Arrived, using: str = "default") -> Iterator[None]:
     """
     from django.db import connections, transaction
 
-    with event._require_completion().join_transaction(
+    with event._require_exclusive_attempt().join_transaction(
         lambda: event.result, connections[using], transaction.atomic(using=using, durable=True)
     ):
         yield

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from timebell.model.job import Attempt, JobState, NewJob, UniformJobs
+from timebell.model.job import Attempt, Hold, JobState, NewJob, UniformJobs
 from timebell.model.limits import next_start
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
@@ -258,13 +258,13 @@ def to_attempts(tx: Transaction, started: list[Row], now: datetime) -> list[Atte
     return [_attempt_from_row(tx, row, now) for row in started]
 
 
-def list_running_attempts(tx: Transaction) -> dict[tuple[str, int], tuple[int, bool]]:
-    """Return (heartbeat, stop requested) by attempt (id, number), for watching leases.
+def list_running_attempts(tx: Transaction) -> dict[tuple[str, int], tuple[int, Hold | None]]:
+    """Return (heartbeat, why it was requested to stop) by attempt (id, number), for watching leases.
 
     Includes all running attempts, and the dispatched ones that were requested to stop.
     """
     return {
-        (str(row["id"]), row["attempt"]): (row["heartbeat"], row["hold"] is not None)
+        (str(row["id"]), row["attempt"]): (row["heartbeat"], Hold(row["hold"]) if row["hold"] else None)
         for row in tx.dialect.list_running(tx)
     }
 

@@ -24,7 +24,7 @@ from timebell.store.jobs.indexes import UnindexedFilter, split_by_running
 from timebell.store.jobs.serial import complete_serial, lock_schedules, release_next
 from timebell.store.recent_writes import CREATIONS
 from timebell.store.schema import finished, jobs, requests, tenants
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import STOPS, Transaction
 from timebell.store.types import EPOCH
 
 
@@ -166,9 +166,12 @@ class CancelResult:
     job: Job
 
 
-def cancel(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -> CancelResult | None:
+def cancel(
+    tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *, stop: bool = False
+) -> CancelResult | None:
     """Cancel a job: prevent its start if it is pending, else request its cancellation; None for an unknown id.
 
+    With `stop`, a running attempt is requested to stop, unless a later occurrence has requested that already.
     Repeating a cancel returns the first outcome. Claim and cancel are conditional writes to the same row, so exactly
     one of them wins.
     """
@@ -184,6 +187,9 @@ def cancel(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
         outcome = CancelOutcome.PREVENTED if moved else None
     elif row is not None:
         tx.execute(update(jobs).where(same).values(cancel_requested=True))
+        if stop and row.state == JobState.RUNNING:
+            tx.execute(update(jobs).where(same, jobs.c.hold.is_(None)).values(hold=Hold.CANCELLING.value))
+            tx.notify(STOPS)
         outcome = CancelOutcome.IN_FLIGHT
     job = find_job(tx, tenant_id, job_id)
     if job is None:
@@ -258,13 +264,13 @@ def reschedule(
     tenant_id: str | None,
     job_id: str,
     new_id: str,
-    resolve_time: Callable[[str], dict[str, Any]],
+    change_fields: Callable[[Job], dict[str, Any]],
     now: datetime,
 ) -> NewJob | None:
-    """Replace a pending job by a new one at another time, linked both ways; return None for an unknown id.
+    """Replace a pending job by a new one, linked both ways; return None for an unknown id.
 
-    `resolve_time` receives the time zone of the old job and returns the time fields of the new one, with at least
-    `run_at`. An occurrence of a schedule keeps its nominal instant. Raises Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+    `change_fields` receives the old job and returns the fields of the new one that differ, with at least `run_at`. An
+    occurrence of a schedule keeps its nominal instant. Raises Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
     """
     row = tx.execute(select(jobs).where(_by_id(jobs, tenant_id, job_id)).with_for_update()).first()
     if row is None:
@@ -284,16 +290,17 @@ def reschedule(
             f"Job {job_id} is running; it cannot be rescheduled.", code="JOB_IN_FLIGHT", existing=job_id,
             fix="Cancel it, or wait for it to finish and create a new one.",
         )  # fmt: skip
-    time_fields = resolve_time(row.timezone)
-    run_at = time_fields["run_at"]
-    lifetime = None if row.expires_at is None else row.expires_at - row.run_at
+    changed = change_fields(job_from_row(row))
+    run_at = changed["run_at"]
     copied = {name: getattr(row, name) for name in _RESCHEDULED_FIELDS}
+    copied |= {"group": row.group_name, "expires_at": None}
+    if row.expires_at is not None:
+        copied["expires_at"] = run_at + (row.expires_at - row.run_at)
     job = NewJob(
-        **copied, **time_fields, id=new_id, created_at=now,
+        **(copied | changed), id=new_id, created_at=now, replaces=row.id,
         scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
-        expires_at=None if lifetime is None else run_at + lifetime, replaces=row.id,
         kind=Kind.ONCE if row.schedule_id is None else Kind(row.kind),  # a trigger's job becomes a one-time job
-        hold=Hold.OVERLAP if row.serial and row.hold in (Hold.OVERLAP, Hold.BACKLOG) else None, group=row.group_name,
+        hold=Hold.OVERLAP if row.serial and row.hold in (Hold.OVERLAP, Hold.BACKLOG) else None,
     )  # fmt: skip
     if row.serial:
         lock_schedules(tx, [row.schedule_id])

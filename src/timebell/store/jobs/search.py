@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, Select, false, func, or_, select
 
 from timebell.model.job import FINISHED, LIVE, Job, JobState
 from timebell.model.page import Page
@@ -45,7 +45,7 @@ class JobSearch:
     def __bool__(self) -> bool:
         return self != JobSearch()
 
-    def row_conditions(self, table: Any, tenant_id: str) -> list[ColumnElement[bool]]:
+    def row_conditions(self, table: Any, tenant_id: str | None) -> list[ColumnElement[bool]]:
         """Return the conditions on columns of `jobs` or `finished`."""
         at = table.c.run_at if table is jobs else table.c.finished_at
         conditions: list[ColumnElement[bool]] = []
@@ -59,8 +59,8 @@ class JobSearch:
             conditions.append(table.c.topic.startswith(self.topic_prefix, autoescape=True))
         if self.request_id is not None:
             r = requests.c
-            same = and_(r.tenant_id == tenant_id, r.request_id == self.request_id)
-            conditions.append(table.c.id.in_(select(r.job_id).where(same)))
+            same = select(r.job_id).where(r.request_id == self.request_id)
+            conditions.append(table.c.id.in_(same if tenant_id is None else same.where(r.tenant_id == tenant_id)))
         return conditions
 
     def text_conditions(self, table: Any) -> list[ColumnElement[bool]]:
@@ -93,7 +93,7 @@ def search_jobs(
     tx: Transaction, filters: Mapping[str, Any], states: Collection[JobState], search: JobSearch, limit: int,
     after: str | None, min_attempts: int = 0,
 ) -> Page[Job]:  # fmt: skip
-    """Return a page of jobs with these column values that match a search. `filters` has the tenant."""
+    """Return a page of jobs with these column values that match a search."""
     found: dict[str, Job] = {}
     examined_until = ""  # older jobs were not examined
     for table, table_states in ((jobs, LIVE), (finished, FINISHED)):
@@ -101,7 +101,7 @@ def search_jobs(
         if not wanted:
             continue
         conditions = [table.c[name] == value for name, value in filters.items()]
-        conditions += [table.c.state.in_(wanted), *search.row_conditions(table, filters["tenant_id"])]
+        conditions += [table.c.state.in_(wanted), *search.row_conditions(table, filters.get("tenant_id"))]
         if min_attempts:
             conditions.append(table.c.attempt >= min_attempts)
         if after is not None:
