@@ -26,7 +26,9 @@ from timebell.store.schema import finished
 PAGES = (
     "/ui/", "/ui/runs", "/ui/schedules", "/ui/jobs", "/ui/jobs?q=status:failed", "/ui/dead-letters", "/ui/nodes",
     "/ui/schedules/new", "/ui/campaigns", "/ui/triggers", "/ui/tenants", "/ui/jobs?q=lag:1ms", "/ui/forecast",
-    "/ui/new/trigger", "/ui/new/campaign",
+    "/ui/new/trigger", "/ui/new/campaign", "/ui/jobs?from=1h", "/ui/jobs?q=status:failed&from=24h",
+    "/ui/jobs?q=status:failed&sort=created", "/ui/jobs?from=30h&to=29h", "/ui/dead-letters?from=24h",
+    "/ui/runs?from=1h", "/ui/runs?from=7d", "/ui/schedules?sort=nextFireAt", "/ui/upcoming", "/ui/search?q=topic-3",
 )  # fmt: skip
 ASSETS = ("timebell.css", "timebell.js", "vendor/htmx.min.js", "vendor/hx-sse.min.js", "vendor/inter.woff2",
          "vendor/mono.woff2")  # fmt: skip
@@ -37,7 +39,7 @@ def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks pages", description=__doc__, allow_abbrev=False)
     parser.add_argument("--stores", default="sqlite,postgres")
     parser.add_argument("--history", type=int, default=1_000_000, help="finished jobs of the last two days")
-    parser.add_argument("--times", type=int, default=20, help="requests of each page")
+    parser.add_argument("--times", type=int, default=100, help="requests of each page")
     parser.add_argument("--viewers", type=int, default=100, help="open pages")
     parser.add_argument("--seconds", type=float, default=20.0, help="duration for which the pages are open")
     return parser.parse_args(argv)
@@ -92,12 +94,13 @@ async def _measure_pages(base_url: str, store: str, jobs: int, times: int) -> li
                 size = len(response.content)
             cpu = (time.process_time() - cpu) * 1000 / times
             first, durations = durations[0], sorted(durations)
-            figures = [first, durations[len(durations) // 2], durations[-1], cpu, size / 1024]
+            p50, p99 = (durations[int(share * (times - 1))] for share in (0.5, 0.99))
+            figures = [first, p50, p99, durations[-1], cpu, size / 1024]
             rows.append([f"{store}: {path}", f"{jobs:,}", *map(report.format_number, figures), str(failures)])
         size = sum([len((await client.get(f"/ui/static/{name}")).content) for name in ASSETS])
         size += len((await client.get("/ui/")).content)
         rows.append(
-            [f"{store}: first page with all assets", "", "", "", "", "", report.format_number(size / 1024), "0"]
+            [f"{store}: first page with all assets", "", "", "", "", "", "", report.format_number(size / 1024), "0"]
         )
     return rows
 
@@ -159,6 +162,7 @@ async def _measure_live_updates(app: Timebell, base_url: str, store: str, args: 
             "",
             "",
             "",
+            "",
             "0",
         ],
         [
@@ -169,6 +173,7 @@ async def _measure_live_updates(app: Timebell, base_url: str, store: str, args: 
             "",
             "",
             "",
+            "",
             "0",
         ],
     ]
@@ -176,7 +181,7 @@ async def _measure_live_updates(app: Timebell, base_url: str, store: str, args: 
 
 async def _main(args: argparse.Namespace) -> bool:
     database = Server() if "postgres" in args.stores else None
-    rows = [["", "jobs", "first ms", "p50 ms", "worst ms", "CPU ms", "KiB", "failed"]]
+    rows = [["", "jobs", "first ms", "p50 ms", "p99 ms", "worst ms", "CPU ms", "KiB", "failed"]]
     try:
         if database is not None:
             await database.start()

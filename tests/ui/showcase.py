@@ -110,9 +110,8 @@ async def fill_showcase(app: Timebell, browser: Browser) -> dict[str, str]:
         "job-waiting": f"/ui/jobs/{pending['id']}", "dead-letters": "/ui/dead-letters",
         "dead-letters-group": "/ui/dead-letters?errorCode=DeliveryError", **pages,
         "audit-log": "/ui/audit-log", "users": "/ui/users", "user": "/ui/users/ana", "keys": "/ui/keys",
-        "history": f"{url}/history",
-        "forecast": "/ui/forecast", "upcoming": "/ui/upcoming", "audit": "/ui/audit", "targets": "/ui/targets",
-        "nodes": "/ui/nodes",
+        "history": f"{url}/history", "runs": "/ui/runs", "forecast": "/ui/forecast", "upcoming": "/ui/upcoming",
+        "audit": "/ui/audit", "targets": "/ui/targets", "nodes": "/ui/nodes",
         "search": "/ui/search?q=re", "sign-in": "/ui/sign-in", "not-there": "/ui/nowhere",
     }  # fmt: skip
 

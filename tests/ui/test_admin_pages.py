@@ -110,6 +110,22 @@ async def test_the_tenants_page_shows_monthly_quotas(serve_sqlite: Serve) -> Non
         assert re.search(r"480 of 500 jobs of this month used . Resets +\w+ 01 \w+.*?, 00:00 KST", banner)
 
 
+async def test_platform_users_pick_one_of_the_tenants(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        for id_ in ("acme", "beta"):
+            assert (await browser.web.post("/api/v1/tenants", {"id": id_})).status_code == 201
+        page = (await browser.get("/ui/schedules?tenant=beta")).text
+        assert re.findall(r"<option( selected)?>(\w+)</option>", page)[:3] == [
+            ("", "acme"), (" selected", "beta"), ("", "default"),
+        ]  # fmt: skip
+        assert 'name="back" value="/ui/schedules"' in page  # the tenant of the URL does not come back
+        picked = await browser.submit("/ui/schedules?tenant=beta", "/ui/shown", tenant="acme", back="/ui/schedules")
+        assert "timebell-tenant=acme" in picked.headers["set-cookie"]
+        await browser.create_user("vera", "viewer")
+        await browser.sign_in("vera")
+        assert 'name="tenant"' not in (await browser.get("/ui/schedules")).text
+
+
 async def test_the_tenants_page_shows_unusual_tenant_ids(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         assert (await browser.web.post("/api/v1/tenants", {"id": "ana@acme.com"})).status_code == 201

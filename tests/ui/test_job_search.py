@@ -114,3 +114,13 @@ async def test_all_matching_jobs_are_cancelled_after_a_confirmation(
         assert "Cancel 51 jobs?" in plain_text(confirmation.text)
         started = await browser.submit(page, "/ui/jobs/cancel", topic="many.mails", sure="1")
         assert started.headers["location"].startswith("/ui/operations/")
+
+
+async def test_the_search_of_all_pages_offers_only_jobs_that_exist(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        body = {"topic": "order.paid", "runAt": "2040-01-01T00:00:00Z",
+                "metadata": {"ownerId": "ana", "clientRequestId": "r-9"}}  # fmt: skip
+        assert (await browser.web.post("/api/v1/jobs", body)).status_code == 201
+        for q, url in (("order.paid", "topic%3Aorder.paid"), ("ana", "owner%3Aana"), ("r-9", "request%3Ar-9")):
+            assert f'href="/ui/jobs?q={url}"' in (await browser.get(f"/ui/search?q={q}")).text
+        assert "/ui/jobs?q=" not in (await browser.get("/ui/search?q=order.piad")).text

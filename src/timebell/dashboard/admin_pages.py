@@ -19,8 +19,7 @@ from timebell.store.cluster import rewinds
 MAX_HITS_PER_KIND = 8
 # Word of a filter, parameter of the API and label of the fields that the search looks up.
 JOB_FIELDS = (
-    ("topic", "topic", "topic"), ("key", "key", "key"), ("owner", "ownerId", "owner"),
-    ("request", "clientRequestId", "client request id"),
+    ("topic", "topic", "topic"), ("owner", "ownerId", "owner"), ("request", "clientRequestId", "client request id"),
 )  # fmt: skip
 LOSSES_PERIOD = timedelta(days=30)
 routes = APIRouter(route_class=PageRoute)

@@ -15,7 +15,7 @@ from timebell.engine.pre_delivery_check import PreDeliveryCheck
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
 from timebell.engine.transactional_completion import TransactionalCompletion
 from timebell.model import decide
-from timebell.model.job import Attempt, Completion, Hold, JobState
+from timebell.model.job import Completion, Hold, JobState
 from timebell.targets.base import Outcome
 from timebell.targets.handler import Cancel, Snooze
 
