@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from timebell.errors import StoreError
+from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
 from timebell.features.triggers.pages.form import parse_conditions
 
 from .browser import Browser
@@ -183,6 +184,61 @@ async def test_the_campaign_form_has_all_fields_of_a_message_and_previews_it_for
         assert "In ko 안녕 {{attributes.name|여러분}}" in shown
 
 
+AUDIENCE_ROWS = (
+    ("platform", "is", "ios, android", {"platform": ["ios", "android"]}),
+    ("language", "not", "ko", {"not": {"language": "ko"}}),
+    ("age", "min", "18", {"ageMin": 18}),
+    ("age", "is", "30", {"ageMin": 30, "ageMax": 30}),
+    ("lastSeen", "max", "30", {"seenWithinDays": 30}),
+    ("attributes.tier", "is", "gold", {"attributes": {"tier": "gold"}}),
+    ("attributes.points:number", "max", "9.5", {"attributes": {"points": {"max": 9.5}}}),
+    ("attributes.points:number", "not", "1, 2", {"not": {"attributes": {"points": [1, 2]}}}),
+    ("attributes.vip:boolean", "is", "yes", {"attributes": {"vip": True}}),
+)
+
+
+def test_rows_of_the_audience_are_filters_and_back() -> None:
+    form, filters = {}, []
+    for n, (name, operator, value, expected) in enumerate(AUDIENCE_ROWS, 1):
+        form |= {f"field{n}": name, f"op{n}": operator, f"value{n}": value}
+        filters.append(expected)
+    assert parse_rows(form) == filters
+    nested = {"any": [{"platform": "ios"}, {"gender": "F"}]}
+    assert split_filters({"all": [*filters, nested], "ageMax": 9}) == ({"ageMax": 9, "all": [nested]}, form)
+
+
+async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/campaign"
+        await browser.app.devices.register_many(
+            {"token": f"token-of-a-phone-{n}", "platform": ("ios", "web")[n % 2], "attributes": {"points": n}}
+            for n in range(10)
+        )
+        page = (await browser.client.get(form, params={**CAMPAIGN, "conditions": "1"})).text
+        assert re.search(r'<option value="attributes.points:number">\s*points', page)
+        rows = {
+            "field1": "platform", "op1": "is", "value1": "ios", "field2": "attributes.points:number", "op2": "min",
+            "value2": "4", "quietStart": "", "quietEnd": "",
+        }  # fmt: skip
+        shown = (await browser.client.get(f"{form}/preview", params={**CAMPAIGN, **rows})).text
+        assert "3 devices" in plain_text(shown)
+        for wrong, word in (
+            ({"value1": ""}, "Condition 1 has no value"), ({"op1": "min"}, "platform is not a number"),
+            ({"value2": "many"}, "not a number"), ({"value1": "ipad"}, "platform is 'ipad'"),
+            ({"field1": "attributes.points"}, "points is a number"),
+        ):  # fmt: skip
+            refused = await browser.submit(form, form, **{**CAMPAIGN, **rows, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in html.unescape(refused.text), word
+        created = await browser.submit(form, form, **{**CAMPAIGN, **rows})
+        url = created.headers["location"].split("?")[0]
+        campaign = (await browser.web.get(url.replace("/ui", "/api/v1"))).json()
+        assert campaign["filters"] == {"all": [{"platform": "ios"}, {"attributes": {"points": {"min": 4}}}]}
+        edited = form_values((await browser.get(f"{url}/edit")).text)
+        assert {name: edited[name] for name in rows} == rows
+        assert edited["filters"] == ""
+
+
 async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/campaign"
@@ -217,7 +273,7 @@ def form_values(page: str) -> dict[str, str]:
     values = dict(re.findall(r'<input(?![^>]*type="checkbox")[^>]*?\bname="(\w+)"[^>]*?\bvalue="([^"]*)"', inside))
     values |= dict(re.findall(r'<textarea[^>]*?\bname="(\w+)"[^>]*>([^<]*)</textarea>', inside))
     for name, options in re.findall(r'<select[^>]*?\bname="(\w+)"[^>]*>(.*?)</select>', inside, re.DOTALL):
-        chosen = re.findall(r'value="(\w*)" selected', options) or re.findall(r'value="(\w*)"', options)
+        chosen = re.findall(r'value="([^"]*)" selected', options) or re.findall(r'value="([^"]*)"', options)
         values[name] = chosen[0]
     values |= dict.fromkeys(re.findall(r'name="(\w+)" value="1"\s+checked', inside), "1")
     return {name: html.unescape(value) for name, value in values.items()}

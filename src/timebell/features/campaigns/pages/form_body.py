@@ -10,6 +10,7 @@ from typing import Any
 from timebell.dashboard.fields import format_value, parse_json, parse_number, text_fields
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.campaign_plan import zone_or_default
+from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
 
 SEND_TIME_FIELDS = {"at": "sendAt", "local": "localTime", "cron": "cronExpression"}
 EMPTY_FORM = {"when": "at", "at": "", "cron": "", "data": "", "filters": "", "chunkSize": "500",
@@ -40,6 +41,10 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
         body["translations"] = translations
     if actions := _parse_actions(form):
         body["actions"] = actions
+    if conditions := parse_rows(form):
+        filters = body.get("filters", {})
+        if isinstance(filters, dict) and isinstance(filters.get("all", []), list):  # otherwise the API refuses it
+            body["filters"] = {**filters, "all": [*filters.get("all", []), *conditions]}
     consents = {"pushOnOff": "pushOnOff", "marketing": "marketingOnOff"}
     required = {filter_name: True for name, filter_name in consents.items() if form.get(name)}
     if required and isinstance(filters := body.get("filters", {}), dict):  # otherwise the API refuses it
@@ -117,7 +122,8 @@ def _filled_rows(form: Mapping[str, str]) -> Iterator[int]:
 def to_form(record: Mapping[str, Any]) -> dict[str, str]:
     """Convert a campaign of the API to form fields."""
     form = {name: format_value(record[name]) for name in (*TEXT_FIELDS, *NUMBER_FIELDS) if record.get(name) is not None}
-    filters = dict(record.get("filters", {}))
+    filters, conditions = split_filters(record.get("filters", {}))
+    form |= conditions
     if filters.pop("pushOnOff", False):
         form["pushOnOff"] = "1"
     if record.get("marketing"):

@@ -241,6 +241,14 @@ def check_attribute_types(tx: Transaction, tenant_id: str, filters: Filters) -> 
                 )
 
 
+def sample_attributes(tx: Transaction, tenant_id: str) -> dict[str, str]:
+    """Return the names of attributes of the newest devices, with the suffix of their type in imports: `:number`."""
+    newest = select(d.attributes).where(d.tenant_id == tenant_id).order_by(d.id.desc()).limit(ATTRIBUTE_SAMPLE_SIZE)
+    suffixes = {"a text": "", "a boolean": ":boolean", "a number": ":number"}
+    stored = [decode(text) for text in tx.execute(newest).scalars()]
+    return {name: suffixes[_describe_type(value)] for each in stored for name, value in each.items()}
+
+
 def _describe_type(value: Any) -> str:
     return "a boolean" if isinstance(value, bool) else "a text" if isinstance(value, str) else "a number"
 

@@ -185,7 +185,7 @@ audiences = Table(
     metadata,
     Column("tenant_id", String(200), primary_key=True),
     Column("name", String(200), primary_key=True),
-    # The database, the query and its key, as JSON: see features/campaigns/model/audience.py.
+    # The database, the query and its key, as JSON: see features/campaigns/model/audience_source.py.
     Column("source", Text, nullable=False),
     Column("generation", Integer, nullable=False, server_default="0"),
     # During a refresh: the generation being read, the last key read, and the last key to read (JSON).
