@@ -19,7 +19,9 @@ from enum import StrEnum
 from typing import Any
 
 from timebell.ids import occurrence_key
+from timebell.model.notebook import render_table
 from timebell.model.routes import COMPLETE_UNHANDLED_JSON
+from timebell.recurrence.instants import format_instant
 
 
 class JobState(StrEnum):
@@ -138,6 +140,20 @@ class Job:
     skipped_count: int = 1
     adjusted: str | None = None
     """For a job just created at a local time: `gap` or `fold` if the clock skips or repeats that time."""
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} of {self.topic}: {self.state}, due {format_instant(self.run_at)}>"
+
+    def _repr_html_(self) -> str:
+        return render_table([self.summary()])
+
+    def summary(self) -> dict[str, object]:
+        """Return the main fields by name, for tables."""
+        reason = self.error or self.reason or self.hold or ""
+        return {
+            "id": self.id, "topic": self.topic, "state": self.state, "due": format_instant(self.run_at),
+            "attempt": self.attempt, "payload": f"{self.payload!r:.100}", "reason": f"{reason:.100}",
+        }  # fmt: skip
 
     @property
     def status(self) -> JobState:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from timebell.errors import InvalidInput
+from timebell.model.notebook import render_table
 
 T = TypeVar("T")
 MAX_LIMIT = 500
+
+
+@runtime_checkable
+class _Summarized(Protocol):
+    def summary(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,11 @@ class Page(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def _repr_html_(self) -> str | None:
+        """Return a table of jobs or schedules for a notebook; None for other items."""
+        summaries = [item.summary() for item in self.items if isinstance(item, _Summarized)]
+        return render_table(summaries) if len(summaries) == len(self.items) else None
 
 
 def validate_paging(limit: int, cursor: str | None) -> str | None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from timebell.model.notebook import render_table
 from timebell.model.policy import CatchUp, Overlap, Retry, WhenLate
 from timebell.recurrence import Override, Recurrence
+from timebell.recurrence.instants import format_instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,22 @@ class Schedule:
     """The tzdata release with which `next_fire_at` was computed, and the UTC offset (seconds east); None: unknown."""
     dropped_overrides: tuple[Override, ...] = ()
     """For a schedule just edited: the overrides that were dropped because their occurrences are gone."""
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name!r} of {self.topic}: {self.recurrence.describe()}; next {self._next_fire()}>"
+
+    def _repr_html_(self) -> str:
+        return render_table([self.summary()])
+
+    def summary(self) -> dict[str, object]:
+        """Return the main fields by name, for tables."""
+        return {
+            "name": self.name, "topic": self.topic, "recurrence": self.recurrence.describe(),
+            "enabled": self.enabled, "next": self._next_fire(), "id": self.id,
+        }  # fmt: skip
+
+    def _next_fire(self) -> str:
+        return "never" if self.next_fire_at is None else format_instant(self.next_fire_at)
 
     @property
     def timezone(self) -> str:
