@@ -71,6 +71,7 @@ def create(
     from timebell.cli.inputs import parse_json
     from timebell.cli.job_views import print_job, print_preview
     from timebell.cli.schedule import parse_target
+    from timebell.errors import InvalidInput
 
     remote = server_client(output)
     metadata = {"ownerId": owner, "clientRequestId": request_id}
@@ -83,10 +84,14 @@ def create(
         "unless": parse_json(unless, "--unless"),
     }  # fmt: skip
     body = {name: value for name, value in fields.items() if value is not None}
-    if dry_run:
-        print_preview(remote.request("POST", "/jobs/preview", body), remote.settings.output)
-        return
-    print_job(remote.request("POST", "/jobs", body), remote.settings.output)
+    path = "/jobs/preview" if dry_run else "/jobs"
+    try:
+        created = remote.request("POST", path, body)
+    except InvalidInput as refused:
+        if refused.code != "TIMEZONE_MISSING" or at is not None:
+            raise
+        created = remote.request("POST", path, body | {"timezone": "UTC"})  # a job due now needs no zone to be due
+    (print_preview if dry_run else print_job)(created, remote.settings.output)
 
 
 @job.command("list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,6 +53,19 @@ target_option = click.option("--target", metavar="NAME|URL|JSON", help="Destinat
 calendar_option = click.option("--calendar", help="Calendar of business days, by name.")
 label_option = click.option("--label", multiple=True, metavar="NAME=VALUE", help="Label; repeatable.")
 description_option = click.option("--description", help="Description for other users.")
+DEFINITION_OPTIONS = (
+    topic_option, cron_option, every_option, rrule_option, timezone_option, payload_option, overlap_option,
+    catch_up_option, retries_option, timeout_option, queue_option, priority_option, condition_option, unless_option,
+    target_option, calendar_option, label_option, description_option,
+)  # fmt: skip
+"""The options that define a schedule; `_request_body` takes their values."""
+
+
+def definition_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add DEFINITION_OPTIONS to a command."""
+    for option in reversed(DEFINITION_OPTIONS):
+        command = option(command)
+    return command
 
 
 def server_client(output: str | None = None) -> ServerClient:
@@ -100,63 +114,17 @@ def _request_body(**flags: Any) -> dict[str, Any]:
 
 @schedule.command()
 @click.argument("name", help="Schedule name, unique in the tenant.")
-@topic_option
-@cron_option
-@every_option
-@rrule_option
-@timezone_option
-@payload_option
-@overlap_option
-@catch_up_option
-@retries_option
-@timeout_option
-@queue_option
-@priority_option
-@condition_option
-@unless_option
-@target_option
-@calendar_option
-@label_option
-@description_option
+@definition_options
 @click.option("--paused", is_flag=True, help="Create it paused.")
 @click.option("--dry-run", is_flag=True, help="Show its next fires; create nothing.")
 @output_option
-def create(
-    name: str,
-    topic: str | None,
-    cron: str | None,
-    every: str | None,
-    rrule: str | None,
-    timezone: str | None,
-    payload: str | None,
-    overlap: str | None,
-    catch_up: str | None,
-    retries: int | None,
-    timeout: float | None,
-    queue: str | None,
-    priority: int | None,
-    condition: str | None,
-    unless: str | None,
-    target: str | None,
-    calendar: str | None,
-    label: tuple[str, ...],
-    description: str | None,
-    paused: bool,
-    dry_run: bool,
-    output: str | None,
-) -> None:
+def create(name: str, paused: bool, dry_run: bool, output: str | None, **definition: Any) -> None:
     """Create a schedule."""
     from timebell.cli.schedule_views import print_preview, print_schedule
-    from timebell.settings import load
 
     remote = server_client(output)
-    body = _request_body(
-        topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone or load().default_timezone,
-        payload=payload, overlap=overlap, catch_up=catch_up, retries=retries, timeout=timeout, queue=queue,
-        priority=priority, target=target, calendar=calendar, label=label, description=description,
-        condition=condition, unless=unless,
-    )  # fmt: skip
-    body |= {"name": name, "enabled": not paused}
+    definition["timezone"] = definition["timezone"] or remote.settings.default_timezone
+    body = _request_body(**definition) | {"name": name, "enabled": not paused}
     if dry_run:
         print_preview(remote.request("POST", "/schedules/preview", body), remote.settings.output)
         return
@@ -196,60 +164,16 @@ def show(name_or_id: str, output: str | None) -> None:
 
 @schedule.command()
 @name_or_id_argument
-@topic_option
-@cron_option
-@every_option
-@rrule_option
-@timezone_option
-@payload_option
-@overlap_option
-@catch_up_option
-@retries_option
-@timeout_option
-@queue_option
-@priority_option
-@condition_option
-@unless_option
-@target_option
-@calendar_option
-@label_option
-@description_option
+@definition_options
 @click.option("--revision", type=int, help="Only if this is still the current revision.")
 @output_option
-def edit(
-    name_or_id: str,
-    topic: str | None,
-    cron: str | None,
-    every: str | None,
-    rrule: str | None,
-    timezone: str | None,
-    payload: str | None,
-    overlap: str | None,
-    catch_up: str | None,
-    retries: int | None,
-    timeout: float | None,
-    queue: str | None,
-    priority: int | None,
-    condition: str | None,
-    unless: str | None,
-    target: str | None,
-    calendar: str | None,
-    label: tuple[str, ...],
-    description: str | None,
-    revision: int | None,
-    output: str | None,
-) -> None:
+def edit(name_or_id: str, revision: int | None, output: str | None, **definition: Any) -> None:
     """Change fields of a schedule. An edit neither fires nor loses an occurrence."""
     from timebell.cli.schedule_views import print_schedule
     from timebell.errors import InvalidInput
 
     remote = server_client(output)
-    patch = _request_body(
-        topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone, payload=payload, overlap=overlap,
-        catch_up=catch_up, retries=retries, timeout=timeout, queue=queue, priority=priority, target=target,
-        calendar=calendar, label=label, description=description,
-        condition=condition, unless=unless,
-    )  # fmt: skip
+    patch = _request_body(**definition)
     if not patch:
         raise InvalidInput(
             "No field to change was specified.", code="NOTHING_TO_CHANGE", fix='E.g. --cron "0 3 * * *".'

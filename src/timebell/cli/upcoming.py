@@ -32,13 +32,13 @@ def print_upcoming(
     start: str | None, output_format: str | None,
 ) -> None:  # fmt: skip
     """Print the description, fires, warnings and clock changes of the coming year. Raises InvalidInput."""
+    spec = _parse_spec(expression, every, rrule, since)
     chosen = settings.load(default_timezone=timezone, output=output_format)
     if chosen.default_timezone is None:
         raise InvalidInput(
             "No time zone is specified, and there is no default.", code="TIMEZONE_MISSING",
             fix="Add --timezone Asia/Seoul (an IANA name). Timebell never guesses a time zone.",
         )  # fmt: skip
-    spec = _parse_spec(expression, every, rrule, since)
     after = _parse_start(start, chosen.default_timezone)
     recurrence = spec.bind(chosen.default_timezone, created_at=after)
     fires = next_fires(recurrence, after, count)

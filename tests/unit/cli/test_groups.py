@@ -10,6 +10,7 @@ import pytest
 
 from timebell.cli import main
 from timebell.cli.groups import Group
+from timebell.cli.schedule import definition_options
 
 calls: list[str] = []
 shop = Group("A shop.")
@@ -87,6 +88,16 @@ def test_interrupted_command_exits_with_130() -> None:
     assert run_shop("shelf", "wait") == 130
 
 
+def taken_parameters(callback: Any) -> set[str | None]:
+    """Return the names of the parameters of a command; `**definition` takes the options of `definition_options`."""
+    parameters = inspect.signature(callback).parameters
+    names: set[str | None] = {name for name in parameters if name != "definition"}
+    if "definition" in parameters:
+        assert parameters["definition"].kind is inspect.Parameter.VAR_KEYWORD
+        names |= {each.name for each in click.command("any")(definition_options(lambda: None)).params}
+    return names
+
+
 def test_every_command_has_help_and_takes_its_declared_parameters() -> None:
     def walk(group: Any, parent: Any, name: str) -> int:
         context = group.context_class(group, parent=parent, info_name=name)
@@ -95,7 +106,7 @@ def test_every_command_has_help_and_takes_its_declared_parameters() -> None:
             return sum(walk(group.get_command(context, each), context, each) for each in group.list_commands(context))
         assert group.help, name
         assert "Usage:" in group.get_help(context)
-        assert {each.name for each in group.params} == set(inspect.signature(group.callback).parameters), name
+        assert {each.name for each in group.params} == taken_parameters(group.callback), name
         return 1
 
     assert walk(main.root, None, "timebell") > 90

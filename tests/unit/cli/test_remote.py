@@ -541,3 +541,10 @@ def test_audit_asks_the_server_day_by_day(remote: Cli) -> None:
     local = remote("audit", "--from", "2027-01-01T00:00:00")
     assert (local.code, "INVALID_INSTANT" in local.err, "24h" in local.err) == (2, True, True)
     assert remote("audit", "--database", "sqlite:///nowhere.db").code == 6
+
+
+def test_a_job_due_now_needs_no_time_zone(remote: Cli) -> None:
+    assert as_json(remote("job", "create", "mail.send", "-o", "json"))["timezone"] == "UTC"
+    assert as_json(remote("job", "create", "mail.send", "--dry-run", "-o", "json"))["job"]["timezone"] == "UTC"
+    done = remote("job", "create", "mail.send", "--at", "2040-01-01T00:00:00+09:00")
+    assert (done.code, "TIMEZONE_MISSING" in done.err) == (2, True)

@@ -138,3 +138,9 @@ def test_rrule_is_recognized_by_option_and_by_syntax(cli: Cli) -> None:
         done = cli("next", *words, "--timezone", "Europe/Paris", "--count", 1, *FROM, "-o", "json")
         assert [fire["utc"] for fire in json.loads(done.out)] == ["2027-03-26T08:00:00Z"]
     assert cli("next", "--rrule", rule, "--every", "P1D", "--timezone", "UTC").code == 2
+
+
+def test_a_missing_expression_is_reported_before_a_missing_time_zone(cli: Cli) -> None:
+    done = cli("next")
+    assert (done.code, "RECURRENCE_MISSING" in done.err) == (2, True)
+    assert "TIMEZONE_MISSING" in cli("next", "0 9 * * *").err
