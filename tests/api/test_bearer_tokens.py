@@ -135,4 +135,4 @@ async def test_users_show_their_provider_which_determines_role_and_password(
         for patch in ({"role": "viewer"}, {"password": "another good password"}):
             is_problem(await web.ask("PATCH", "/users/dana", patch, key=admin), 403, "MANAGED_BY_PROVIDER")
         assert (await web.ask("DELETE", "/users/dana", key=admin)).status_code == 200
-        assert await web.app.store.run(users.find_user, "dana") is None
+        assert await web.app.store.run(users.find_user, "dana", "acme") is None

@@ -40,6 +40,17 @@ async def test_allow_lists_every_method_of_a_path(make: Make) -> None:
         options = await web.ask("OPTIONS", "/schedules/some-id")
         assert (options.status_code, options.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, PATCH")
         is_problem(await web.ask("OPTIONS", "/unknown"), 404, "NOT_FOUND")
+        options = await web.ask("OPTIONS", "/jobs/preview")  # not a job with this id
+        assert options.headers["allow"] == "OPTIONS, POST"
+
+
+async def test_numbers_and_booleans_are_not_converted_from_other_types(make: Make) -> None:
+    async with make() as web:
+        for field, value in (("enabled", 0), ("enabled", "true"), ("priority", False), ("priority", "5"),
+                             ("timeoutSeconds", "60"), ("catchUp", {"limit": True})):  # fmt: skip
+            refused = await web.post("/schedules", {**NIGHTLY, field: value})
+            is_problem(refused, 422, "INVALID_FIELDS")
+        assert (await web.post("/schedules", {**NIGHTLY, "priority": 5.0})).json()["priority"] == 5
 
 
 async def test_an_unchanged_object_is_answered_with_304(make: Make) -> None:

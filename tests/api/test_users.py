@@ -43,10 +43,10 @@ async def test_a_user_is_created_changed_disabled_enabled_and_deleted(make: Make
         body = created.json()
         assert (body["name"], body["role"], body["tenantId"], body["enabled"]) == ("dana", "operator", "acme", True)
         assert created.headers["location"] == "/api/v1/users/dana"
-        elsewhere = await web.post("/users", {**DANA, "name": "김/철수"}, key=await web.key("admin", "other"))
-        assert elsewhere.headers["location"] == "/api/v1/users/%EA%B9%80%2F%EC%B2%A0%EC%88%98"
+        elsewhere = await web.post("/users", {**DANA, "name": "김 철수"}, key=await web.key("admin", "other"))
+        assert elsewhere.headers["location"] == "/api/v1/users/%EA%B9%80%20%EC%B2%A0%EC%88%98"
         is_problem(await web.post("/users", DANA, key=admin), 409, "USER_EXISTS")
-        stored = await web.app.store.run(users.record_sign_in_attempt, "dana", "192.0.2.1", web.app.clock.now())
+        stored = await web.app.store.run(users.record_sign_in_attempt, "acme/dana", "192.0.2.1", web.app.clock.now())
         assert passwords.verify(stored[1], DANA["password"])
         changed = await web.ask("PATCH", "/users/dana", {"role": "editor", "enabled": False}, key=admin)
         assert (changed.json()["role"], changed.json()["enabled"]) == ("editor", False)
@@ -97,8 +97,41 @@ async def test_a_caller_manages_only_users_of_its_tenant_up_to_its_role(make: Ma
         root = await web.post("/users", {**DANA, "name": "root", "role": "platform"}, key=platform)
         assert (root.status_code, root.json()["tenantId"]) == (201, None)
         is_problem(await web.get("/users/root", key=ours), 404, "USER_NOT_FOUND")
-        is_problem(await web.ask("PATCH", "/users/dana", {"role": "platform"}, key=platform), 403, "ROLE_FIXED")
+        is_problem(await web.ask("PATCH", "/users/dana", {"role": "platform"}, key=platform), 404, "USER_NOT_FOUND")
+        is_problem(
+            await web.ask("PATCH", "/users/dana?tenant=ours", {"role": "platform"}, key=platform), 403, "ROLE_FIXED"
+        )
         assert [one["name"] for one in (await web.get("/users", key=platform)).json()["items"]] == ["dana", "root"]
         restricted = await web.key("admin", "ours", scopes=("users",))
         assert (await web.get("/users", key=restricted)).status_code == 200
         is_problem(await web.post("/users", {**DANA, "name": "eve"}, key=restricted), 403, "KEY_EXCEEDS_CALLER")
+
+
+async def test_names_are_unique_within_a_tenant_and_reveal_nothing_of_others(make: Make) -> None:
+    async with make(open_here=False) as web:
+        ours, theirs = await web.key("admin", "ours"), await web.key("admin", "theirs")
+        platform = await web.key("platform", None)
+        assert (await web.post("/users", DANA, key=ours)).status_code == 201
+        assert (await web.post("/users", DANA, key=theirs)).status_code == 201
+        is_problem(await web.post("/users", DANA, key=ours), 409, "USER_EXISTS")
+        is_problem(await web.post("/users", {**DANA, "name": "theirs/eve"}, key=ours), 422, "INVALID_NAME")
+        assert (await web.ask("DELETE", "/users/dana", key=theirs)).json()["tenantId"] == "theirs"
+        assert (await web.get("/users/dana", key=ours)).json()["tenantId"] == "ours"
+        assert (await web.get("/users/dana?tenant=ours", key=platform)).status_code == 200
+        is_problem(await web.get("/users/dana?tenant=theirs", key=platform), 404, "USER_NOT_FOUND")
+        await web.post("/users", {**DANA, "role": "platform"}, key=platform)
+        default = await web.key("admin", "default")
+        is_problem(await web.post("/users", DANA, key=default), 409, "USER_EXISTS")  # one list of sign-in names
+
+
+async def test_equal_names_of_several_tenants_are_listed_page_by_page(make: Make) -> None:
+    async with make(open_here=False) as web:
+        platform = await web.key("platform", None)
+        for tenant in ("a", "b", "c"):
+            await web.post("/users", DANA, key=await web.key("admin", tenant))
+        found, cursor = [], ""
+        while cursor is not None:
+            page = (await web.get(f"/users?limit=1{cursor and '&cursor=' + cursor}", key=platform)).json()
+            found += [one["tenantId"] for one in page["items"]]
+            cursor = page["nextCursor"]
+        assert sorted(found) == ["a", "b", "c"]

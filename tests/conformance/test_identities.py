@@ -75,8 +75,22 @@ async def test_sessions_of_an_identity_end_and_a_disabled_one_is_refused(store: 
         with pytest.raises(Refused) as refused:
             await store.run(operation, DANA)
         assert refused.value.code == "USER_DISABLED"
-    assert (await store.run(users.record_sign_in_attempt, "dana", "192.0.2.1", T0)) is None
+    assert (await store.run(users.record_sign_in_attempt, "acme/dana", "192.0.2.1", T0)) is None
     await store.run(users.enable_user, user.id, T0)
-    account = await store.run(users.record_sign_in_attempt, "dana", "192.0.2.1", T0)
+    account = await store.run(users.record_sign_in_attempt, "acme/dana", "192.0.2.1", T0)
     assert account is not None
     assert account[1] is None  # it has no password
+
+
+@stored
+async def test_a_name_is_taken_only_within_its_tenant(store: Store) -> None:
+    user = (await _sign_in(store, DANA)).user
+    namesake = (await _sign_in(store, replace(DANA, subject="U-2", tenant_id="globex"))).user
+    assert namesake.id != user.id
+    with pytest.raises(Refused) as taken:  # the provider moves one of them to the tenant of the other
+        await _sign_in(store, replace(DANA, tenant_id="globex"))
+    assert taken.value.code == "USER_NAME_TAKEN"
+    moved = (await _sign_in(store, replace(DANA, tenant_id="initech"))).user
+    assert (moved.id, moved.tenant_id) == (user.id, "initech")
+    assert await store.run(users.find_user, "dana", "initech") == moved
+    assert await store.run(users.find_user, "dana", "acme") is None

@@ -270,7 +270,8 @@ async def test_pages_follow_the_permissions_of_the_user(serve_sqlite: Serve) -> 
         page = await browser.get("/ui/")
         assert "New schedule" not in page.text
         assert "/ui/tenants" not in page.text
-        await browser.sign_in("ada")
+        assert (await browser.sign_in("ada")).status_code == 401  # of another tenant
+        await browser.sign_in("acme/ada")
         assert "New schedule" in (await browser.get("/ui/")).text
         assert "Tenant acme" in (await browser.get("/ui/?tenant=default")).text
 

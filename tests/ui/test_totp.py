@@ -50,13 +50,13 @@ async def test_a_user_sets_up_a_second_step_and_signs_in_with_codes(serve: Serve
     clock = VirtualClock(START)
     async with serve(clock=clock) as browser:
         await browser.create_user("dana", "viewer", "acme")
-        await browser.sign_in()
+        await browser.sign_in("acme/dana")
         other_browser = browser.client.cookies[COOKIE]
         browser.client.cookies.clear()
-        await browser.sign_in()
+        await browser.sign_in("acme/dana")
         refused = await browser.submit("/ui/account", "/ui/account/totp", password="not the right one")
         assert (refused.status_code, "WRONG_PASSWORD" in refused.text) == (422, True)
-        secret, recovery_codes = await _enroll(browser, clock)
+        secret, recovery_codes = await _enroll(browser, clock, "acme%2Fdana")
         assert len(recovery_codes) == totp.RECOVERY_CODE_COUNT
         account = await browser.get("/ui/account")  # this session goes on, all others have ended
         assert "10 recovery codes are left" in account.text
@@ -66,7 +66,7 @@ async def test_a_user_sets_up_a_second_step_and_signs_in_with_codes(serve: Serve
         assert (await browser.get("/ui/")).status_code == 303
 
         browser.client.cookies.clear()
-        first_step = await browser.sign_in(next="/ui/runs?q=x")
+        first_step = await browser.sign_in("acme/dana", next="/ui/runs?q=x")
         assert first_step.headers["location"] == "/ui/sign-in/code?next=%2Fui%2Fruns%3Fq%3Dx"
         assert COOKIE not in browser.client.cookies
         cookie = first_step.headers["set-cookie"]
@@ -86,7 +86,7 @@ async def test_a_user_sets_up_a_second_step_and_signs_in_with_codes(serve: Serve
         assert (await browser.post_form("/ui/sign-in/code", form)).status_code == 401  # the first step is used up
 
         browser.client.cookies.clear()
-        await browser.sign_in()
+        await browser.sign_in("acme/dana")
         assert (await browser.post_form("/ui/sign-in/code", {"code": used})).status_code == 401  # replay
         recovered = await browser.post_form("/ui/sign-in/code", {"code": recovery_codes[0].upper()})
         assert recovered.headers["location"] == "/ui/?did=recovery-code"

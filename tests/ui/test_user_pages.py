@@ -74,3 +74,18 @@ async def test_admins_create_and_revoke_keys(serve: Serve) -> None:
         revoke = re.findall(r'action="(/ui/keys/\w+/revoke)"', page)[0]
         assert (await browser.submit("/ui/keys", revoke)).status_code == 303
         assert "Revoked" in (await browser.get("/ui/keys")).text
+
+
+async def test_platform_users_manage_users_of_equal_names_in_all_tenants(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user("root", "platform", None)
+        for tenant in ("acme", "globex"):
+            await browser.create_user("dana", "viewer", tenant)
+        await browser.sign_in("root")
+        links = re.findall(r'href="(/ui/users/dana[^"]*)"', (await browser.get("/ui/users")).text)
+        assert sorted(links) == ["/ui/users/dana?tenant=acme", "/ui/users/dana?tenant=globex"]
+        page = "/ui/users/dana?tenant=globex"
+        changed = await browser.submit(page, "/ui/users/dana/role?tenant=globex", role="editor")
+        assert changed.headers["location"] == f"{page}&did=saved"
+        roles = [(await browser.get(link)).text for link in sorted(links)]
+        assert ["viewer of acme" in roles[0], "editor of globex" in roles[1]] == [True, True]

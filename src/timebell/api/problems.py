@@ -162,11 +162,18 @@ def install_handlers(web: FastAPI, clock: Clock) -> None:
 
 
 def allowed_methods(routes: Sequence[BaseRoute], scope: Scope) -> str:
-    """Return the methods of a path for `Allow`, comma-separated; empty if there is no such path."""
-    methods: set[str] = set()
+    """Return the methods of a path for `Allow`, comma-separated; empty if there is no such path.
+
+    A literal path such as `/jobs/preview` does not have the methods of `/jobs/{id}`.
+    """
+    literal: set[str] = set()
+    with_parameters: set[str] = set()
     for route in routes:
-        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
+        if isinstance(route, Route):
+            match, child_scope = route.matches(scope)
+            if match is not Match.NONE:
+                (with_parameters if child_scope.get("path_params") else literal).update(route.methods or ())
+    methods = literal or with_parameters
     if not methods:
         return ""
     return ", ".join(sorted({*methods, "OPTIONS", *({"HEAD"} if "GET" in methods else ())}))

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from timebell.errors import InvalidInput
 from timebell.model.page import MAX_LIMIT, Page
@@ -27,10 +28,40 @@ class UnknownField(InvalidInput):
         self.name = name
 
 
+def _require_json_types(schema: Any) -> None:
+    """Change a schema so that numbers and booleans are not converted from other types; 5.0 is an integer in JSON."""
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _require_json_types(part)
+    elif isinstance(schema, dict):
+        if schema.get("type") in ("bool", "float"):
+            schema["strict"] = True
+        elif schema.get("type") == "int":
+            integer = dict(schema)
+            schema.clear()
+            schema |= core_schema.no_info_before_validator_function(_check_is_number, integer)
+            return
+        for part in schema.values():
+            _require_json_types(part)
+
+
+def _check_is_number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
 class RequestBody(BaseModel):
     """Base class of request bodies."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", populate_by_name=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Accept only the JSON type of each field: no `"5"` or `false` for a number, no `0` for a boolean."""
+        schema = handler(source)
+        _require_json_types(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

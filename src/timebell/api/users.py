@@ -6,13 +6,12 @@ import asyncio
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import Field, SecretStr
 
 from timebell.api.keys import visible_tenant
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
-    Cursor,
     Id,
     Instant,
     Limit,
@@ -30,10 +29,11 @@ from timebell.store.tenancy import totp
 from timebell.store.tenancy import users as rows
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role, require
-from timebell.tenancy.users import Session, User, check_managed_here, check_role_change
+from timebell.tenancy.users import Session, User, check_managed_here, check_role_change, check_user_name
 
 routes = APIRouter(route_class=ApiRoute, tags=["users"])
 SESSION_ID_LENGTH = 16  # of the digest of the cookie; enough to tell sessions apart, not enough to look one up
+UserCursor = Annotated[str | None, Query(max_length=240, description="nextCursor of the previous page.")]
 Password = Annotated[SecretStr, Field(min_length=passwords.MIN_LENGTH, max_length=passwords.MAX_LENGTH)]
 
 
@@ -102,7 +102,7 @@ class SessionsEnded(ResponseBody):
 async def create_user(body: UserIn, ctx: Context) -> Response:
     """Create a user. Users with the role `platform` belong to no tenant, all others to the caller's tenant."""
     _check_permission(ctx, body.role)
-    ctx.subject = check_text(body.name, "name")
+    ctx.subject = check_user_name(check_text(body.name, "name"))
     user = User(
         id=new_id(ctx.now), tenant_id=None if body.role is Role.PLATFORM else ctx.tenant_id, name=ctx.subject,
         role=body.role, created_at=ctx.now, created_by=ctx.caller.actor,
@@ -112,7 +112,7 @@ async def create_user(body: UserIn, ctx: Context) -> Response:
 
 
 @routes.get("/users", response_model=UserPage, **read_route(Role.ADMIN))
-async def list_users(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+async def list_users(ctx: Context, limit: Limit = 50, cursor: UserCursor = None) -> Response:
     """List the users of the tenant, including disabled ones. Platform keys list all users."""
     page = await ctx.run(rows.list_users, limit, cursor, visible_tenant(ctx))
     return page_response(page, [render_user(user) for user in page])
@@ -190,7 +190,7 @@ async def _hash(password: SecretStr) -> str:
 
 
 async def _find_user(ctx: Context, name: str) -> User:
-    user: User | None = await ctx.run(rows.find_user, name)
+    user: User | None = await ctx.run(rows.find_user, name, ctx.tenant_id)
     if user is None or visible_tenant(ctx) not in (None, user.tenant_id):
         raise not_found("user", name)
     return user

@@ -22,14 +22,21 @@ from timebell.store.tenancy import users as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import Session, User, check_managed_here, check_role_change
+from timebell.tenancy.users import (
+    Session,
+    User,
+    check_managed_here,
+    check_role_change,
+    check_user_name,
+    parse_sign_in_name,
+)
 
 
 def create_user(name: str, role: str, tenant: str, database: str | None) -> None:
     """Create a user. Raises InvalidInput, Conflict (USER_EXISTS)."""
     app, user_role = Timebell(database), _parse_role(role)
     tenant_id = None if user_role is Role.PLATFORM else check_text(tenant, "tenant_id")
-    user_name, password = check_text(name, "name"), passwords.hash_password(_read_password())
+    user_name, password = check_user_name(check_text(name, "name")), passwords.hash_password(_read_password())
 
     async def write() -> User:
         await app.open()
@@ -42,7 +49,8 @@ def create_user(name: str, role: str, tenant: str, database: str | None) -> None
         )
 
     user = run_and_close(app, write)
-    print_message(f"{user.name} can sign in to the dashboard as {user.role} of {user.tenant_id or 'the platform'}.")
+    tenant_label = user.tenant_id or "the platform"
+    print_message(f"{user.sign_in_name} can sign in to the dashboard as {user.role} of {tenant_label}.")
 
 
 def list_users(database: str | None, output_format: str | None) -> None:
@@ -127,9 +135,7 @@ def list_sessions(name: str, database: str | None, output_format: str | None) ->
 
     async def read() -> list[Session]:
         await app.open()
-        user = await app.store.run(rows.find_user, name)
-        if user is None:
-            raise _not_found(name)
+        user = await app.store.run(_find_user, name)
         return await app.store.run(rows.list_sessions, user.id, app.clock.now())
 
     sessions = [
@@ -153,8 +159,16 @@ def _parse_role(role: str) -> Role:
     return Role(role)
 
 
-def _not_found(name: str) -> NotFound:
-    return NotFound(f"There is no user {name:.40}.", code="USER_NOT_FOUND", fix="Try: timebell user list.")
+def _find_user(tx: Transaction, sign_in_name: str) -> User:
+    """Return the user with this sign-in name. Raises NotFound (USER_NOT_FOUND)."""
+    tenant_id, name = parse_sign_in_name(sign_in_name)
+    user = rows.find_user(tx, name, tenant_id) or rows.find_user(tx, sign_in_name)  # a provider may send slashes
+    if user is None:
+        raise NotFound(
+            f"There is no user {sign_in_name:.80}.", code="USER_NOT_FOUND",
+            fix="Try: timebell user list. A user of a tenant is written acme/dana.",
+        )  # fmt: skip
+    return user
 
 
 def _change_user(name: str, database: str | None, action: str, change: Callable[[Transaction, User], object]) -> None:
@@ -162,10 +176,8 @@ def _change_user(name: str, database: str | None, action: str, change: Callable[
 
     async def write() -> None:
         await app.open()
-        user = await app.store.run(rows.find_user, name)
-        if user is None:
-            raise _not_found(name)
-        await app.store.run(with_audit_record(app, action, user.tenant_id, name, lambda tx: change(tx, user)))
+        user = await app.store.run(_find_user, name)
+        await app.store.run(with_audit_record(app, action, user.tenant_id, user.name, lambda tx: change(tx, user)))
 
     run_and_close(app, write)
 

@@ -8,11 +8,11 @@ from timebell.cli.groups import Group
 from timebell.cli.options import database_option, output_option, yes_option
 
 user = Group("Dashboard users, directly in the database.")
-user_name_argument = click.argument("name", help="User name for the sign-in.")
+user_name_argument = click.argument("name", help="User name for the sign-in; of a tenant: acme/dana.")
 
 
 @user.command("create")
-@user_name_argument
+@click.argument("name", help="User name; unique in its tenant.")
 @click.option(
     "--role",
     default="viewer",

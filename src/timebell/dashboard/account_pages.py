@@ -18,9 +18,8 @@ from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import totp as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import totp
-from timebell.tenancy.identities import DEFAULT_TENANT
 from timebell.tenancy.secrets import Keyring, keyring
-from timebell.tenancy.users import User
+from timebell.tenancy.users import DEFAULT_TENANT, User
 
 routes = APIRouter(route_class=PageRoute)
 ISSUER = "Timebell"
@@ -123,7 +122,7 @@ def _authenticator(view: View) -> Authenticator:
 
 async def _check_password(view: View, user: User) -> None:
     password = view.form.get("password", "")[:200]
-    await check_password(_authenticator(view), view.request, user.name, password, "user.confirm")
+    await check_password(_authenticator(view), view.request, user.sign_in_name, password, "user.confirm")
 
 
 async def _check_second_step(view: View, user: User) -> None:
@@ -148,7 +147,7 @@ async def _render_account(view: View, error: TimebellError | None = None) -> Res
 def _render_enrollment(view: View, user: User, secret: str, error: TimebellError | None = None) -> Response:
     import segno  # only few requests need it
 
-    url = totp.provisioning_url(secret, user.name, ISSUER)
+    url = totp.provisioning_url(secret, user.sign_in_name, ISSUER)
     return view.render(
         "totp", 200 if error is None else 422, problem=None if error is None else to_problem(error), url=url,
         secret=" ".join(secret[at : at + 4] for at in range(0, len(secret), 4)),

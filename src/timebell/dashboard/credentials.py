@@ -17,9 +17,10 @@ from timebell.errors import Refused
 from timebell.store.tenancy import totp as totp_rows
 from timebell.store.tenancy import users
 from timebell.store.tenancy.totp import CodeMatch
+from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.secrets import keyring
-from timebell.tenancy.users import User
+from timebell.tenancy.users import User, parse_sign_in_name
 
 BEGIN_SESSION = "session.begin"
 
@@ -54,7 +55,7 @@ async def check_password(
         is_correct = await asyncio.to_thread(passwords.verify, account[1] if account else None, password)
     if account is None or not is_correct:
         authenticator.failures.record("wrong_password", address)
-        user = account[0] if account else await app.store.run(users.find_user, name)
+        user = account[0] if account else await app.store.run(_find_by_sign_in_name, name)
         await _record_failure(authenticator, request, user, action, WrongPassword.code)
         raise WrongPassword(
             "Wrong name or password.", fix="Check both. Several failed attempts lock the user for a while."
@@ -84,6 +85,11 @@ async def check_code(
         )
     authenticator.failures.forgive_sign_in(address, attempt)
     return match
+
+
+def _find_by_sign_in_name(tx: Transaction, sign_in_name: str) -> User | None:
+    tenant_id, name = parse_sign_in_name(sign_in_name)
+    return users.find_user(tx, name, tenant_id)
 
 
 async def _record_failure(

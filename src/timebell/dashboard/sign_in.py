@@ -43,7 +43,7 @@ async def sign_in(request: Request) -> Response:
             signed_in = SignIn(token)
         else:
             name, password = form.get("name", "").strip(), form.get("password", "")
-            signed_in = await sessions.sign_in(request.app.state.authenticator, request, name[:200], password[:200])
+            signed_in = await sessions.sign_in(request.app.state.authenticator, request, name[:401], password[:200])
     except StoreError:  # the error page of all pages, without details of the database
         raise
     except TimebellError as error:

@@ -86,7 +86,7 @@ async def _change(view: View, name: str, method: str, path: str, body: Any) -> R
     if response.status == 422:
         return await _render_user(view, name, problem=response.body)
     view.check_response(response)
-    return view.redirect(f"/ui/users/{quote_segment(name)}", "saved")
+    return view.redirect(f"/ui/users/{quote_segment(name)}{_tenant_query(view)}", "saved")
 
 
 async def _render_users(view: View, cursor: str, *, problem: dict[str, Any] | None = None, name: str = "") -> Response:
@@ -103,9 +103,15 @@ async def _render_user(view: View, name: str, *, problem: dict[str, Any] | None 
     is_platform = user["role"] == Role.PLATFORM
     return view.render(
         "user", 200 if problem is None else problem["status"], user=user, sessions=sessions["items"], problem=problem,
-        url=f"/ui{path}", roles=[role for role in _roles(view) if (role == Role.PLATFORM) == is_platform],
+        url=f"/ui{path}", query=_tenant_query(view),
+        roles=[role for role in _roles(view) if (role == Role.PLATFORM) == is_platform],
         may_change=view.may(user["role"]), min_length=MIN_LENGTH, max_length=MAX_LENGTH,
     )  # fmt: skip
+
+
+def _tenant_query(view: View) -> str:
+    """Return the query that keeps the tenant of a platform user's request, as names are unique within a tenant."""
+    return f"?tenant={quote_segment(view.caller.tenant_id)}" if view.caller.names_tenant else ""
 
 
 def _roles(view: View) -> list[str]:

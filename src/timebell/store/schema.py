@@ -585,6 +585,8 @@ users = Table(
     Column("id", Id, primary_key=True),
     # NULL: of the platform, valid for every tenant.
     Column("tenant_id", String(200)),
+    # Tenant in which the name is unique: `tenant_id`, or `default` for users of the platform.
+    Column("name_tenant_id", String(200), nullable=False),
     Column("name", String(200), nullable=False),
     Column("role", String(10), nullable=False),
     # Password hash in the format of tenancy/passwords.py; NULL: signs in at an identity provider.
@@ -602,7 +604,7 @@ users = Table(
     Column("created_by", String(200)),
     Column("last_used_at", Instant),
     Column("disabled_at", Instant),
-    Index("timebell_users_name", "name", unique=True),
+    Index("timebell_users_name", "name_tenant_id", "name", unique=True),
     Index("timebell_users_identity", "issuer", "subject", unique=True),
 )
 

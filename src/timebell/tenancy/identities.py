@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from timebell.errors import InvalidInput
 from timebell.tenancy.roles import Role
+from timebell.tenancy.users import DEFAULT_TENANT
 
 MAX_TENANT_LENGTH = 200
-DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from timebell.errors import Refused
+from timebell.errors import InvalidInput, Refused
 from timebell.tenancy.roles import Role
 
 SESSION_IDLE_TIMEOUT, SESSION_MAX_AGE = timedelta(minutes=30), timedelta(hours=12)
@@ -17,9 +17,14 @@ FIRST_LOCK_SECONDS = 30
 MAX_LOCK = timedelta(hours=1)
 
 
+DEFAULT_TENANT = "default"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """Dashboard user. `tenant_id` None marks a platform user. Datetimes are aware UTC.
+
+    The name is unique in the tenant; users of the platform and of `default` share their names.
 
     `issuer` and `subject` identify a user of an identity provider; None for a user with a password.
     """
@@ -36,6 +41,11 @@ class User:
     subject: str | None = None
     totp_enabled_at: datetime | None = None
     """Since when a code is required to sign in; None: the password is enough."""
+
+    @property
+    def sign_in_name(self) -> str:
+        """Name for the sign-in form and the command line: `name`, or `tenant/name` outside of the tenant `default`."""
+        return self.name if self.tenant_id in (None, DEFAULT_TENANT) else f"{self.tenant_id}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +64,22 @@ class Session:
         if self.awaits_code:
             return now - self.created_at >= CODE_TIMEOUT
         return now - self.seen_at >= SESSION_IDLE_TIMEOUT or now - self.created_at >= SESSION_MAX_AGE
+
+
+def parse_sign_in_name(text: str) -> tuple[str, str]:
+    """Return the tenant and the name of a sign-in name."""
+    tenant_id, slash, name = text.rpartition("/")
+    return (tenant_id, name) if slash else (DEFAULT_TENANT, name)
+
+
+def check_user_name(name: str) -> str:
+    """Return the name of a new user. Raises InvalidInput (INVALID_NAME)."""
+    if "/" in name:
+        raise InvalidInput(
+            f"name is {name!r:.60}, which contains a slash.", code="INVALID_NAME",
+            fix="A slash separates tenant and name at the sign-in.",
+        )  # fmt: skip
+    return name
 
 
 def check_role_change(user: User, role: Role) -> None:

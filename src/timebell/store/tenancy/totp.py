@@ -15,9 +15,8 @@ from timebell.store.tenancy.secrets import find_cipher, get_or_create_cipher
 from timebell.store.tenancy.users import count_sign_in_failure, end_sessions, forget_sign_in_failures
 from timebell.store.transaction import Transaction
 from timebell.tenancy import totp
-from timebell.tenancy.identities import DEFAULT_TENANT
 from timebell.tenancy.secrets import Keyring, TenantCipher
-from timebell.tenancy.users import CODE_FAILURES_BEFORE_LOCK, FAILURES_BEFORE_LOCK, User
+from timebell.tenancy.users import CODE_FAILURES_BEFORE_LOCK, DEFAULT_TENANT, FAILURES_BEFORE_LOCK, User
 
 ANY_NETWORK = "any"
 

@@ -13,49 +13,70 @@ from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import sessions, sign_in_failures, users
 from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import FAILURES_BEFORE_LOCK, SESSION_MAX_AGE, Session, User, lock_duration
+from timebell.tenancy.users import (
+    DEFAULT_TENANT,
+    FAILURES_BEFORE_LOCK,
+    SESSION_MAX_AGE,
+    Session,
+    User,
+    lock_duration,
+    parse_sign_in_name,
+)
 
 LAST_SEEN_RESOLUTION = timedelta(minutes=1)
+ID_LENGTH = 36  # of a UUID as text
 SIGN_IN_FAILURE_RETENTION = timedelta(days=1)
 
 
 def create_user(tx: Transaction, user: User, password: str) -> User:
     """Insert a user with a hashed `password`. Raises Conflict (USER_EXISTS)."""
-    if find_user(tx, user.name) is not None:
+    if find_user(tx, user.name, user.tenant_id) is not None:
         raise Conflict(f"A user named {user.name} already exists.", code="USER_EXISTS", fix="Choose another name.")
     if user.tenant_id is not None:
         ensure_tenants(tx, {user.tenant_id}, user.created_at)
     tx.execute(insert(users).values(
-        id=user.id, tenant_id=user.tenant_id, name=user.name, role=user.role.value, password=password,
-        created_at=user.created_at, created_by=user.created_by,
+        id=user.id, tenant_id=user.tenant_id, name_tenant_id=user.tenant_id or DEFAULT_TENANT, name=user.name,
+        role=user.role.value, password=password, created_at=user.created_at, created_by=user.created_by,
     ))  # fmt: skip
     return user
 
 
-def find_user(tx: Transaction, name: str) -> User | None:
-    """Return the user with this name; None if there is none."""
-    row = tx.execute(select(users).where(users.c.name == name)).first()
+def find_user(tx: Transaction, name: str, tenant_id: str | None = None) -> User | None:
+    """Return the user with this name of a tenant, or of the platform if that is `default` or None."""
+    row = tx.execute(select(users).where(is_named(name, tenant_id))).first()
     return None if row is None else user_from_row(row)
 
 
+def is_named(name: str, tenant_id: str | None) -> ColumnElement[bool]:
+    """Select the user with this name of a tenant."""
+    return (users.c.name_tenant_id == (tenant_id or DEFAULT_TENANT)) & (users.c.name == name)
+
+
 def list_users(tx: Transaction, limit: int, after: str | None, tenant_id: str | None = None) -> Page[User]:
-    """Return a page of users in name order: of a tenant, or of all tenants and the platform."""
-    query = select(users).order_by(users.c.name).limit(limit + 1)
+    """Return a page of users in name order: of a tenant, or of all tenants and the platform.
+
+    The cursor is the id and the name of the last user, because a name is unique only within a tenant.
+    """
+    query = select(users).order_by(users.c.name, users.c.id).limit(limit + 1)
     if tenant_id is not None:
         query = query.where(users.c.tenant_id == tenant_id)
     if after is not None:
-        query = query.where(users.c.name > after)
+        id_, name = after[:ID_LENGTH], after[ID_LENGTH:]
+        query = query.where((users.c.name > name) | ((users.c.name == name) & (users.c.id > id_)))
     page = [user_from_row(row) for row in tx.execute(query)]
-    return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
+    return Page(page[:limit], page[limit - 1].id + page[limit - 1].name if len(page) > limit else None)
 
 
-def record_sign_in_attempt(tx: Transaction, name: str, network: str, now: datetime) -> tuple[User, str | None] | None:
+def record_sign_in_attempt(
+    tx: Transaction, sign_in_name: str, network: str, now: datetime
+) -> tuple[User, str | None] | None:
     """Count a sign-in attempt as failed before its password is checked, so that concurrent attempts are counted too.
 
     Returns the user and the password hash, if the user has one; None for an unknown or disabled user, or one that is
     locked for this client network. A successful sign-in deletes the count, in `forget_sign_in_failures`.
     """
-    row = tx.execute(select(users).where(users.c.name == name).with_for_update()).first()
+    tenant_id, name = parse_sign_in_name(sign_in_name)
+    row = tx.execute(select(users).where(is_named(name, tenant_id)).with_for_update()).first()
     if row is None or row.disabled_at is not None:
         return None
     is_counted = count_sign_in_failure(tx, row.id, "password", network, now, FAILURES_BEFORE_LOCK)

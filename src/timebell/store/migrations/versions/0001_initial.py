@@ -685,6 +685,7 @@ def upgrade() -> None:
         "timebell_users",
         sa.Column("id", Id, primary_key=True),
         sa.Column("tenant_id", sa.String(200)),
+        sa.Column("name_tenant_id", sa.String(200), nullable=False),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("role", sa.String(10), nullable=False),
         sa.Column("password", sa.String(200)),
@@ -699,7 +700,7 @@ def upgrade() -> None:
         sa.Column("last_used_at", Instant),
         sa.Column("disabled_at", Instant),
     )
-    op.create_index("timebell_users_name", "timebell_users", ["name"], unique=True)
+    op.create_index("timebell_users_name", "timebell_users", ["name_tenant_id", "name"], unique=True)
     op.create_index("timebell_users_identity", "timebell_users", ["issuer", "subject"], unique=True)
     op.create_table(
         "timebell_zone_changes",
