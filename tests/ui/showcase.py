@@ -111,8 +111,8 @@ async def fill_showcase(app: Timebell, browser: Browser) -> dict[str, str]:
         "dead-letters-group": "/ui/dead-letters?errorCode=DeliveryError", **pages,
         "audit-log": "/ui/audit-log", "users": "/ui/users", "user": "/ui/users/ana", "keys": "/ui/keys",
         "history": f"{url}/history",
-        "runs": "/ui/runs", "forecast": "/ui/forecast", "upcoming": "/ui/upcoming", "audit": "/ui/audit", "targets": "/ui/targets",
-        "nodes": "/ui/nodes",
+        "forecast": "/ui/forecast", "upcoming": "/ui/upcoming", "audit": "/ui/audit", "targets": "/ui/targets",
+        "nodes": "/ui/nodes", "runs": "/ui/runs",
         "search": "/ui/search?q=re", "sign-in": "/ui/sign-in", "not-there": "/ui/nowhere",
     }  # fmt: skip
 
