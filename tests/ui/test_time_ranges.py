@@ -43,6 +43,7 @@ async def test_a_period_applies_to_tabs_pages_actions_and_exports(serve_sqlite: 
         await insert_finished(browser, *recent, finished_job(now - 30 * HOUR))
         page = (await browser.get("/ui/jobs?q=status:failed&from=24h")).text
         assert "/ui/jobs?q=status%3Acompleted&amp;from=24h" in page
+        assert re.search(r'q=status%3Afailed&amp;from=24h" aria-current="true">Failed', page)
         assert re.search(r'"/ui/jobs\?q=status%3Afailed&amp;from=24h&amp;cursor=', page)
         assert 'name="from" value="24h"' in page  # of the filter and of the selected jobs
         export = await browser.get("/ui/jobs/export?q=status:failed&from=24h&format=jsonl")
