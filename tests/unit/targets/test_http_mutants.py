@@ -59,12 +59,15 @@ MUTANTS = [  # the removed guard, the module, its text, the replacement, the tes
     ("the response length", "http", "MAX_RESPONSE_BYTES = 64 * 1024", "MAX_RESPONSE_BYTES = 64 * 1024 * 1024", HOSTILE),
     ("the header length", "../http_client", "MAX_HEAD_BYTES = 16 * 1024\n",
      "MAX_HEAD_BYTES = 16 * 1024 * 1024\n", HOSTILE),
-    ("the stored part of a body", "../http_client", "part.data[: kept_bytes - len(content)]", "part.data", HOSTILE),
+    ("the stored part of a body", "../http_client", "body[: self._kept_bytes - len(self.body)]", "body", HOSTILE),
     ("the deadline", "http", "async with asyncio.timeout(self._timeout):", "async with asyncio.timeout(20):", HOSTILE),
     ("a failure takes its time", "http", "                await asyncio.Event().wait()\n",
      "                raise TimeoutError\n", HOSTILE),
-    ("a connection is closed whatever happens", "http", "        finally:\n            stream.close()\n",
-     "        finally:\n            pass\n", HOSTILE),
+    ("a connection is closed whatever happens", "http",
+     "                self._idle_connections.put(key, stream)\n            else:\n                stream.close()\n",
+     "                self._idle_connections.put(key, stream)\n", HOSTILE),
+    ("the tenant of a connection", "idle_connections", "cls(tenant_id, endpoint", 'cls("", endpoint', HOSTILE),
+    ("the address of a connection", "idle_connections", "endpoint.port, address)", 'endpoint.port, "")', HOSTILE),
     ("nothing is compressed", "http", '"accept-encoding": "identity",', "", HOSTILE),
 ]  # fmt: skip
 
