@@ -144,6 +144,7 @@ async def w9(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
                     system, receiver, count, time.time() + count / MIN_JOBS_PER_SECOND + 30
                 )
                 cpu = pool.cpu
+                await pool.stop()
         await receiver.stop()
     return await _drain_figures(system, receiver, count, end, cpu) | meter.figures
 

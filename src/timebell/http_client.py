@@ -1,10 +1,10 @@
-"""A minimal HTTP/1.1 client with one connection per exchange, for webhooks and for the APIs of other services.
+"""A minimal HTTP/1.1 client, for webhooks and for the APIs of other services.
 
 It follows no redirects, decodes no bodies, stores no cookies, ignores proxy settings of the environment, and reads a
-limited number of bytes. h11 implements the protocol and prevents header injection. `exchange` takes an open stream, so
-that the address guard of webhooks can choose the address: Host, SNI and certificate use the name, the TCP connection
-uses only the checked address. Since connections are not reused, none is stale. httpx or aiohttp would need the same
-code to pin addresses, and add more than 100 ms to the start and three to eight packages.
+limited number of bytes. llhttp, the parser of Node.js, parses responses. `exchange` takes an open stream, so that the
+address guard of webhooks can choose the address: Host, SNI and certificate use the name, the TCP connection uses only
+the checked address. httpx or aiohttp would need the same code to pin addresses, use more CPU, and add more than 100 ms
+to the start and three to eight packages.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import asyncio
 import base64
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import quote, unquote, urlsplit
 
-import h11
+import httptools
 
 MAX_HEAD_BYTES = 16 * 1024
 READ_SIZE_BYTES = 16 * 1024
@@ -36,6 +37,8 @@ CA_BUNDLE_PATHS = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
 """System locations of CA bundles, which the OpenSSL of a Python built elsewhere may not search."""
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_HEAD = re.compile(rb"[A-Z]+ [!-~]+ HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [\t -~]*\r\n)+\r\n")
 
 
 class HttpClientError(OSError):
@@ -54,30 +57,44 @@ class ProtocolError(HttpClientError):
     """The response is incomplete, too long or not HTTP; or the request cannot be expressed in HTTP."""
 
 
+class NoResponse(ProtocolError):
+    """The connection ended before any part of the response."""
+
+
 class ResponseTimeout(HttpClientError):
     """The response did not arrive in time."""
 
 
 class HttpResponse(NamedTuple):
-    """A response. Header names are lower case; `is_complete` is false if the body was truncated."""
+    """A response. Header names are lower case; `is_complete` is false if the body was truncated.
+
+    `keeps_connection` is true if the connection can be used for another exchange.
+    """
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
     is_complete: bool
+    keeps_connection: bool = False
 
     def header(self, name: bytes) -> str:
         """Return the value of the last header of this lower-case name; empty if there is none."""
         return dict(self.headers).get(name, b"").decode("latin-1").strip()
 
 
-class Stream:
+class Stream(asyncio.Protocol):
     """A TCP connection, plain or with TLS; nothing is read or sent before `open`."""
 
     def __init__(self, connected: socket.socket | None = None) -> None:
         self._socket = connected
-        self._reader: _ResetTolerantReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self._is_at_end = False
+        """True if the peer sends nothing more. What it sent before may be its error response, so that is still read."""
+        self._lost: Exception | None = None
 
     @property
     def peer_address(self) -> str | None:
@@ -86,54 +103,87 @@ class Stream:
             return None if self._socket is None else str(self._socket.getpeername()[0])
         return None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the connection is open and nothing unread was received."""
+        return self._transport is not None and not (self._is_at_end or self._received or self._transport.is_closing())
+
     async def open(self, tls: ssl.SSLContext | None = None, server_name: str | None = None) -> None:
         """Start the stream; with `tls`, require a certificate for `server_name`. Raises TLSError, ProtocolError."""
         assert self._socket is not None
         sock, self._socket = self._socket, None  # from here on the transport owns and closes it
-        loop = asyncio.get_running_loop()
-        reader = _ResetTolerantReader(READ_SIZE_BYTES, loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            transport, _ = await loop.create_connection(
-                lambda: protocol, sock=sock, ssl=tls, server_hostname=server_name
+            await asyncio.get_running_loop().create_connection(
+                lambda: self, sock=sock, ssl=tls, server_hostname=server_name
             )
         except OSError as error:
             raise (ProtocolError if tls is None else TLSError)(type(error).__name__) from error
-        self._reader, self._writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def read(self, max_bytes: int) -> bytes:
         """Return received data, at least one byte; empty at the end of the stream. Raises ProtocolError."""
-        assert self._reader is not None
-        data = await self._reader.read(max_bytes)
-        if not data and self._reader.connection_error is not None:
-            raise ProtocolError(type(self._reader.connection_error).__name__) from self._reader.connection_error
+        if not self._received and not self._is_at_end:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        data = bytes(self._received[:max_bytes])
+        del self._received[:max_bytes]
+        if not data and self._lost is not None:
+            raise ProtocolError(type(self._lost).__name__) from self._lost
+        if self._is_paused and not self._received and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
         return data
 
     async def write(self, data: bytes) -> None:
         """Send data. Raises ProtocolError."""
-        assert self._writer is not None
+        assert self._transport is not None
         try:
-            self._writer.write(data)
-            await self._writer.drain()
+            if self._transport.is_closing():
+                raise ConnectionResetError
+            self._transport.write(data)
+            if self._writable is not None:
+                await self._writable
         except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError for a connection lost just now
             raise ProtocolError(type(error).__name__) from error
 
     def close(self) -> None:
         """Abort the connection without waiting for the peer."""
-        if self._writer is not None:
-            self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
         if self._socket is not None:
             self._socket.close()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
-class _ResetTolerantReader(asyncio.StreamReader):
-    """Returns all data received before a connection reset: it may contain the peer's error response."""
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) >= READ_SIZE_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
 
-    connection_error: Exception | None = None
+    def eof_received(self) -> None:
+        self._is_at_end = True  # the connection closes: nothing more can be received
+        self._wake()
 
-    def set_exception(self, exc: Exception) -> None:
-        self.connection_error = exc
-        self.feed_eof()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_at_end, self._lost = True, exc
+        self._wake()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_exception(exc or ConnectionResetError())
+            self._writable.exception()  # there may be no writer
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Network:
@@ -194,66 +244,118 @@ async def exchange(
     """Send a request and return its response.
 
     Reads at most `max_bytes` of the body and returns its first `kept_bytes`. `headers` must contain the host.
-    `idle_timeout` is the maximum time without received data, in seconds. Raises ProtocolError, ResponseTimeout.
+    `idle_timeout` is the maximum time without received data, in seconds. Raises ProtocolError, ResponseTimeout;
+    NoResponse, a ProtocolError, if the connection ended before the response began.
     """
-    connection = _HttpExchange(stream, idle_timeout)
+    request = _encode_request(method, target, headers, body)
+    with suppress(ProtocolError):  # a peer that disconnects early may have sent an error response
+        await stream.write(request)
+    response = _ResponseReader(kept_bytes)
+    remaining_bytes = MAX_HEAD_BYTES
     try:
-        request = connection.request(method, target, headers, body)
-        with suppress(ProtocolError):  # a peer that disconnects early may have sent an error response
-            await stream.write(request)
-        while not isinstance(head := await connection.next_event(), h11.Response):
-            pass  # 100 Continue and other informational responses
-        connection.remaining_bytes, connection.truncates = max_bytes, True
-        content, complete = bytearray(), True
-        while isinstance(part := await connection.next_event(), h11.Data):
-            complete = complete and len(part.data) <= kept_bytes - len(content)
-            content += part.data[: kept_bytes - len(content)]
-    except (h11.ProtocolError, UnicodeError) as error:
+        data = await _read(stream, READ_SIZE_BYTES, idle_timeout)
+    except ProtocolError as error:
+        raise NoResponse(str(error)) from error
+    if not data:
+        raise NoResponse("no response")
+    while True:
+        in_head = not response.has_head
+        response.feed(data)
+        remaining_bytes = max_bytes if in_head and response.has_head else remaining_bytes - len(data)
+        if response.is_finished or remaining_bytes <= 0:
+            break
+        data = await _read(stream, min(READ_SIZE_BYTES, remaining_bytes), idle_timeout)
+    if not response.has_head:
+        raise ProtocolError("too long")
+    return HttpResponse(
+        response.status, response.headers, bytes(response.body), response.is_finished and response.is_kept_whole,
+        response.is_finished and response.keeps_connection,
+    )  # fmt: skip
+
+
+async def _read(stream: Stream, max_bytes: int, idle_timeout: float | None) -> bytes:
+    if idle_timeout is None:
+        return await stream.read(max_bytes)
+    try:
+        async with asyncio.timeout(idle_timeout):
+            return await stream.read(max_bytes)
+    except TimeoutError as error:
+        raise ResponseTimeout(f"no data for {idle_timeout:g} s") from error
+
+
+def _encode_request(method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """Encode a request. Raises ProtocolError for a name or value that is not plain ASCII or contains a line break."""
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    try:
+        head = "\r\n".join((*lines, f"content-length: {len(body)}\r\n\r\n")).encode("ascii")
+    except UnicodeError as error:
         raise ProtocolError(str(error)) from error
-    return HttpResponse(head.status_code, list(head.headers), bytes(content), complete and part is not None)
+    if head.count(b"\n") != len(lines) + 2 or not _HEAD.fullmatch(head):
+        raise ProtocolError("the request cannot be expressed in HTTP")
+    return head + body
 
 
-class _HttpExchange:
-    """The h11 events of one exchange on a stream."""
+class _ResponseReader:
+    """Parses one response. Informational responses before it are skipped."""
 
-    def __init__(self, stream: Stream, idle_timeout: float | None) -> None:
-        self._stream = stream
-        self._idle_timeout = idle_timeout
-        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * MAX_HEAD_BYTES)
-        self.remaining_bytes = MAX_HEAD_BYTES
-        self.truncates = False
-        """True while reading the body, which is truncated at the limit instead of being an error."""
+    def __init__(self, kept_bytes: int) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = bytearray()
+        self.has_head = self.is_finished = self.keeps_connection = False
+        self.is_kept_whole = True
+        """True if no part of the body was dropped."""
+        self._kept_bytes = kept_bytes
+        self._unparsed = b""
+        self._parser = httptools.HttpResponseParser(self)
 
-    def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        """Return the encoded request. Raises h11.LocalProtocolError, UnicodeError."""
-        all_headers = [*headers.items(), ("content-length", str(len(body)))]
-        head = h11.Request(method=method, target=target, headers=all_headers)
-        events = (head, h11.Data(data=body), h11.EndOfMessage())
-        return b"".join(self._connection.send(event) or b"" for event in events)
-
-    async def next_event(self) -> h11.Event | None:
-        """Return the next event; None where the body is truncated.
-
-        Raises ProtocolError, ResponseTimeout, h11.RemoteProtocolError.
-        """
-        while (event := self._connection.next_event()) is h11.NEED_DATA:
-            if self.remaining_bytes <= 0:
-                if self.truncates:
-                    return None
-                raise ProtocolError("too long")
-            data = await self._read()
-            self.remaining_bytes -= len(data)
-            self._connection.receive_data(data)
-        if isinstance(event, h11.Event):
-            return event
-        raise ProtocolError("more than one response")
-
-    async def _read(self) -> bytes:
+    def feed(self, data: bytes) -> None:
+        """Parse received data; empty at the end of the connection. Raises ProtocolError."""
+        if not data:
+            if not self.has_head or not self._ends_with_connection():
+                raise ProtocolError("the response is incomplete")
+            self.is_finished = True
+            return
+        if not self.has_head:
+            self._unparsed += data
+            if not _END_OF_HEAD.search(self._unparsed):
+                return
+            data, self._unparsed = self._unparsed, b""
         try:
-            async with asyncio.timeout(self._idle_timeout):
-                return await self._stream.read(min(READ_SIZE_BYTES, self.remaining_bytes))
-        except TimeoutError as error:
-            raise ResponseTimeout(f"no data for {self._idle_timeout:g} s") from error
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.is_finished:  # what follows the response is ignored
+                raise ProtocolError(type(error).__name__) from error
+            self.keeps_connection = False
+
+    def _ends_with_connection(self) -> bool:
+        """True if the response has neither a length nor chunks, so that the end of the connection ends it."""
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    def on_message_begin(self) -> None:
+        self.keeps_connection = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.is_finished:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self.is_finished:
+            return
+        self.status = self._parser.get_status_code()
+        self.has_head = self.status >= 200
+        if not self.has_head:
+            self.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.is_finished:
+            kept = body[: self._kept_bytes - len(self.body)]
+            self.is_kept_whole = self.is_kept_whole and len(kept) == len(body)
+            self.body += kept
+
+    def on_message_complete(self) -> None:
+        if self.has_head and not self.is_finished:
+            self.is_finished, self.keeps_connection = True, self._parser.should_keep_alive()
 
 
 async def send_request(

@@ -4,9 +4,10 @@ Outcomes follow Standard Webhooks ("Delivery success and failure"), as Svix does
 status is a failure that is retried, also 4xx, because most of these are faulty deployments; only 410 Gone is final.
 Redirects are never followed, so a signature is sent only to the registered host.
 
-`timebell.http_client` sends the request, and the address guard checks every connection. Host, SNI and certificate
-verification use the name in the URL; only the TCP connection uses the checked address. Each attempt opens its own
-connection, so tenants never share one, and no attempt uses an idle connection that the receiver has closed.
+`timebell.http_client` sends the request, and the address guard checks the address of every delivery. Host, SNI and
+certificate verification use the name in the URL; only the TCP connection uses the checked address. A delivery may use
+an open connection of its own tenant to the same endpoint and address. If the receiver closes that connection without a
+response, which happens when it was idle for too long, the request is sent again on a new connection.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from timebell.targets.base import (
     parse_retry_after,
     reject_unknown_options,
 )
+from timebell.targets.idle_connections import ConnectionKey, IdleConnections
 from timebell.tenancy.tokens import attempt_token
 
 CONNECT_SECONDS = 5.0
@@ -95,6 +97,7 @@ class HttpTarget:
         self._secret_key = secret_key
         self._guard = guard or AddressGuard()
         self._network: http_client.Network = http_client.Network()
+        self._idle_connections = IdleConnections()
         self._tls = tls  # created on first use, because loading the system's CA certificates is slow
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -142,18 +145,18 @@ class HttpTarget:
             headers, body = self._request(delivery, options)
         except (InvalidPayload, Refused) as error:  # the body or the token cannot be created
             return Outcome.failed(error.code, str(error), retryable=False)
-        outcome = await self._exchange(endpoint, headers, body, options)
+        outcome = await self._exchange(delivery.tenant_id, endpoint, headers, body, options)
         outcome.record = {"to": endpoint.authority}
         if outcome.result is not None:
             outcome.record |= {"status": outcome.result["status"], "response": outcome.result["body"]}
         return outcome
 
     async def _exchange(
-        self, endpoint: Endpoint, headers: dict[str, str], body: bytes, options: dict[str, Any]
+        self, tenant_id: str, endpoint: Endpoint, headers: dict[str, str], body: bytes, options: dict[str, Any]
     ) -> Outcome:
         try:
             async with asyncio.timeout(self._timeout):
-                outcome = await self._post(endpoint, headers, body)
+                outcome = await self._post(tenant_id, endpoint, headers, body)
             if outcome.delivered and outcome.result["status"] == STATUS_ACCEPTED:
                 outcome.awaits_report = options.get("reportsBack", False)
         except TimeoutError:
@@ -188,7 +191,8 @@ class HttpTarget:
         }  # fmt: skip
 
     async def close(self) -> None:
-        """Do nothing: no connection outlives an attempt."""
+        """Close the idle connections."""
+        self._idle_connections.close()
 
     def _request(self, delivery: Delivery, options: dict[str, Any]) -> tuple[dict[str, str], bytes]:
         body = bodies.render(delivery, options)
@@ -199,7 +203,7 @@ class HttpTarget:
             **options["headers"],
             "content-type": body.content_type,
             "accept-encoding": "identity",
-            "connection": "close",
+            "connection": "keep-alive",
             "webhook-id": id_,
             "webhook-timestamp": str(int(sent_at.timestamp())),
             "webhook-signature": " ".join(
@@ -212,44 +216,74 @@ class HttpTarget:
             headers["timebell-token"] = attempt_token(self._secret_key, delivery.job_id, delivery.attempt)
         return headers, body.data
 
-    async def _post(self, endpoint: Endpoint, headers: dict[str, str], body: bytes) -> Outcome:
-        stream = await self._connect(endpoint)
+    async def _post(self, tenant_id: str, endpoint: Endpoint, headers: dict[str, str], body: bytes) -> Outcome:
+        stream, key, is_reused = await self._connect(tenant_id, endpoint)
+        if is_reused:
+            try:
+                return await self._post_on(stream, key, endpoint, headers, body)
+            except http_client.NoResponse:
+                stream, key, _ = await self._connect(tenant_id, endpoint, reuse=False)
         try:
-            if endpoint.scheme == "https":
-                self._tls = self._tls or http_client.tls_context()
-                await stream.open(self._tls, endpoint.host)
-            else:
-                await stream.open()
-            all_headers = {"host": endpoint.authority, **headers}
+            await self._open(stream, endpoint)
+        except BaseException:
+            stream.close()
+            raise
+        return await self._post_on(stream, key, endpoint, headers, body)
+
+    async def _open(self, stream: http_client.Stream, endpoint: Endpoint) -> None:
+        if endpoint.scheme == "https":
+            self._tls = self._tls or http_client.tls_context()
+            await stream.open(self._tls, endpoint.host)
+        else:
+            await stream.open()
+
+    async def _post_on(
+        self, stream: http_client.Stream, key: ConnectionKey, endpoint: Endpoint, headers: dict[str, str], body: bytes
+    ) -> Outcome:
+        """Send the request on an open connection, and keep that if the receiver allows it."""
+        keeps_connection = False
+        try:
             response = await http_client.exchange(
                 stream,
                 "POST",
                 endpoint.target,
-                all_headers,
+                {"host": endpoint.authority, **headers},
                 body,
                 max_bytes=MAX_RESPONSE_BYTES,
                 kept_bytes=STORED_OUTPUT_BYTES,
             )
+            keeps_connection = response.keeps_connection
         finally:
-            stream.close()
+            if keeps_connection:
+                self._idle_connections.put(key, stream)
+            else:
+                stream.close()
         return _outcome_of(response, self._now())
 
-    async def _connect(self, endpoint: Endpoint) -> http_client.Stream:
-        """Connect to a checked address. All addresses share the time equally, so that one dead route cannot use it up.
+    async def _connect(
+        self, tenant_id: str, endpoint: Endpoint, *, reuse: bool = True
+    ) -> tuple[http_client.Stream, ConnectionKey, bool]:
+        """Connect to a checked address, or take an open connection to one; the last value tells which.
 
-        A failure is always reported after the whole time. Otherwise the duration would reveal whether a port is closed
-        or filtered, or whether a name is unknown or private.
+        All addresses share the time equally, so that one dead route cannot use it up. A failure is always reported
+        after the whole time. Otherwise the duration would reveal whether a port is closed or filtered, or whether a
+        name is unknown or private.
         """
         refused: Refused | None = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 try:
                     addresses = (await self._guard.resolve(endpoint))[:MAX_ADDRESSES_TRIED]
-                    for address in addresses:
+                    keys = [ConnectionKey.of(tenant_id, endpoint, address) for address in addresses]
+                    for key in keys if reuse else ():
+                        if (stream := self._idle_connections.take(key)) is not None:
+                            return stream, key, True
+                    for address, key in zip(addresses, keys, strict=True):
                         with suppress(http_client.ConnectError):
-                            return await self._connect_verified(
+                            stream = await self._connect_verified(
                                 address, endpoint.port, CONNECT_SECONDS / len(addresses)
                             )
+                            return stream, key, False
                 except Refused as refusal:
                     refused = refusal
                 await asyncio.Event().wait()

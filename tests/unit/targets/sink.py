@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from timebell.targets.address import AddressGuard
-from timebell.targets.base import Outcome
+from timebell.targets.base import Delivery, Outcome
 from timebell.targets.http import HttpTarget
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -154,6 +154,14 @@ def resolver(*answers: str) -> Callable[[str, int], Awaitable[list[str]]]:
         return list(answers)
 
     return resolve
+
+
+async def deliver_once(target: HttpTarget, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+    """Deliver, and close the target."""
+    try:
+        return await target.deliver(delivery, options)
+    finally:
+        await target.close()
 
 
 def local(

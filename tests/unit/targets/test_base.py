@@ -102,7 +102,7 @@ def test_retry_after(value: str, seconds: float | None) -> None:
 
 
 def test_importing_base_loads_no_heavy_library() -> None:
-    heavy = ("h11", "timebell.http_client", "cryptography")
+    heavy = ("h11", "httptools", "timebell.http_client", "cryptography")
     code = f"import sys, timebell.targets.base; print([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert loaded.strip() == "[]"

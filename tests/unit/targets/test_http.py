@@ -13,7 +13,7 @@ import pytest
 import standardwebhooks.webhooks
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from tests.unit.targets.sink import NOW, OLDER, SECRET, Post, Request, Run, local, resolver, sink
+from tests.unit.targets.sink import NOW, OLDER, SECRET, Post, Request, Run, deliver_once, local, resolver, sink
 from timebell import http_client
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
@@ -84,6 +84,7 @@ def test_attempts_share_the_id_and_have_their_own_timestamp(run: Run, delivery: 
             await target.deliver(delivery, options)
             delivery.attempt = 3
             await target.deliver(delivery, options)
+            await target.close()
             return server.requests
 
     first, second = run(main())
@@ -112,7 +113,7 @@ def test_environment_proxies_netrc_and_cookies_are_ignored(
             target = local()
             options = target.check({"url": f"http://hooks.example:{server.port}/cookie"})
             for _ in range(2):
-                assert (await target.deliver(delivery, options)).delivered
+                assert (await deliver_once(target, delivery, options)).delivered
             return server.requests
 
     for request in run(main()):

@@ -69,8 +69,10 @@ async def deliver_to(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"{scheme}://hooks.example:{server.sockets[0].getsockname()[1]}/"
     began = asyncio.get_running_loop().time()
-    outcome = await target_for(network, OPEN, timeout).deliver(delivery, {"url": url, **options})
+    target = target_for(network, OPEN, timeout)
+    outcome = await target.deliver(delivery, {"url": url, **options})
     took = asyncio.get_running_loop().time() - began
+    await target.close()
     server.close()
     for task in filter(None, serving):
         task.cancel()

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent.relative_to(ROOT)
 NETWORK = ("test_address_ssrf.py", "test_address.py", "test_http_network.py")
+IDLE = ("test_idle_connections.py",)
 HOSTILE = ("test_http_hostile.py", "test_http.py", "test_http_options.py")
 MUTANTS = [  # the removed guard, the module, its text, the replacement, the tests that must fail
     ("every answer counts", "address", "if addresses and all(\n", "if addresses and any(\n", NETWORK),
@@ -59,12 +60,15 @@ MUTANTS = [  # the removed guard, the module, its text, the replacement, the tes
     ("the response length", "http", "MAX_RESPONSE_BYTES = 64 * 1024", "MAX_RESPONSE_BYTES = 64 * 1024 * 1024", HOSTILE),
     ("the header length", "../http_client", "MAX_HEAD_BYTES = 16 * 1024\n",
      "MAX_HEAD_BYTES = 16 * 1024 * 1024\n", HOSTILE),
-    ("the stored part of a body", "../http_client", "part.data[: kept_bytes - len(content)]", "part.data", HOSTILE),
+    ("the stored part of a body", "../http_client", "body[: self._kept_bytes - len(self.body)]", "body", HOSTILE),
     ("the deadline", "http", "async with asyncio.timeout(self._timeout):", "async with asyncio.timeout(20):", HOSTILE),
     ("a failure takes its time", "http", "                await asyncio.Event().wait()\n",
      "                raise TimeoutError\n", HOSTILE),
-    ("a connection is closed whatever happens", "http", "        finally:\n            stream.close()\n",
-     "        finally:\n            pass\n", HOSTILE),
+    ("a connection is closed whatever happens", "http",
+     "                self._idle_connections.put(key, stream)\n            else:\n                stream.close()\n",
+     "                self._idle_connections.put(key, stream)\n", HOSTILE),
+    ("the tenant of a connection", "idle_connections", "cls(tenant_id, endpoint", 'cls("", endpoint', IDLE),
+    ("the address of a connection", "idle_connections", "endpoint.port, address)", 'endpoint.port, "")', IDLE),
     ("nothing is compressed", "http", '"accept-encoding": "identity",', "", HOSTILE),
 ]  # fmt: skip
 

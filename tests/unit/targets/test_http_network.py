@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.tls import Authority
-from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, local, resolver, sink
+from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, deliver_once, local, resolver, sink
 from timebell import http_client
 from timebell.errors import Refused
 from timebell.targets import http
@@ -86,7 +86,9 @@ def test_dns_answer_that_changes_after_the_check_has_no_effect(
         async with sink() as server:
             options = target.check({"url": f"http://hooks.example:{server.port}/status/200"})
             rounds = [asyncio.create_task(target.deliver(delivery, options)) for _ in range(200)]
-            return await guard.gather_rounds(rounds, expire_connections), server
+            outcomes = await guard.gather_rounds(rounds, expire_connections)
+            await target.close()
+            return outcomes, server
 
     outcomes, server = run(main())
     assert len(lookups) == 200  # one lookup each: a second one would return the other answer
@@ -188,7 +190,7 @@ def test_connection_makes_no_second_dns_lookup(run: Run, delivery: Delivery, mon
 
     async def main() -> Outcome:
         async with sink() as server:
-            return await local().deliver(delivery, {"url": f"http://hooks.example:{server.port}/status/200"})
+            return await deliver_once(local(), delivery, {"url": f"http://hooks.example:{server.port}/status/200"})
 
     assert run(main()).delivered
     assert lookups == []
@@ -223,7 +225,7 @@ def test_next_address_is_tried_after_a_failure(run: Run, delivery: Delivery) -> 
         guard = AddressGuard(True, True, resolve=resolver("127.0.0.2", "127.0.0.1"))
         async with sink() as server:
             url = f"http://hooks.example:{server.port}/status/200"
-            return await HttpTarget(SECRET, now=lambda: NOW, guard=guard).deliver(delivery, {"url": url})
+            return await deliver_once(HttpTarget(SECRET, now=lambda: NOW, guard=guard), delivery, {"url": url})
 
     assert run(main()).delivered
 
@@ -258,7 +260,7 @@ def post_tls(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]
         async def main() -> tuple[Outcome, Sink]:
             async with sink(server) as receiver:
                 url = f"https://hooks.example:{receiver.port}/status/200"
-                return await local(tls=client).deliver(delivery, {"url": url}), receiver
+                return await deliver_once(local(tls=client), delivery, {"url": url}), receiver
 
         result: tuple[Outcome, Sink] = run(main())
         return result

@@ -165,7 +165,7 @@ async def _request_tokens(connection: Connection, tokens: Tokens) -> tuple[int, 
         from timebell import http_client
     except ImportError as error:
         raise Refused(
-            "Connections require the library h11.",
+            "Connections require the library httptools.",
             code="EXTRA_MISSING",
             fix='Install it: pip install "timebell[server]"',
         ) from error

@@ -171,7 +171,7 @@ class Board:
             from timebell import http_client
         except ImportError as missing:
             raise Refused(
-                "A source of kind monday requires the package h11, which is not installed.", code="EXTRA_MISSING",
+                "A source of kind monday requires the package httptools, which is not installed.", code="EXTRA_MISSING",
                 fix='Run: pip install "timebell[server]".',
             ) from missing  # fmt: skip
         if self._budget is not None:
