@@ -1,10 +1,10 @@
-"""Failovers of real clusters under load, judged from outside; see `python -m benchmarks patroni` and `galera`."""
+"""Failovers of real clusters under load, judged from outside; see `python -m benchmarks patroni`."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.clusters import galera, patroni
+from benchmarks.clusters import patroni
 from benchmarks.clusters.judge import Result, judge
 from benchmarks.clusters.member import Missing
 
@@ -28,15 +28,6 @@ def assert_nothing_was_lost(result: Result) -> None:
 def test_ten_failovers_of_patroni_lose_and_repeat_nothing() -> None:
     try:
         result = judge(patroni.PatroniCluster, [(name, patroni.EVENTS[name]) for name in patroni.TEN_EVENTS])
-    except Missing as missing:
-        pytest.skip(str(missing))
-    assert_nothing_was_lost(result)
-
-
-@pytest.mark.slow
-def test_ten_failovers_of_galera_with_one_writer_lose_and_repeat_nothing() -> None:
-    try:
-        result = judge(galera.GaleraCluster, [(name, galera.EVENTS[name]) for name in galera.TEN_EVENTS])
     except Missing as missing:
         pytest.skip(str(missing))
     assert_nothing_was_lost(result)

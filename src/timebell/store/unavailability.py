@@ -95,6 +95,7 @@ MARIADB_ERRORS = {
     1079: RESTARTING,  # shutdown complete
     1114: EXHAUSTED,  # table full
     1152: UNREACHABLE,  # aborted connection
+    1180: RESTARTING,  # Galera: a commit failed, because this node has lost its cluster
     1203: EXHAUSTED,  # too many connections of this user
     1205: BUSY,  # lock wait timeout, after several attempts
     1213: BUSY,  # deadlock, after several attempts
