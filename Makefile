@@ -14,7 +14,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all screens check format openapi docs bench measure figures sbom lock clean
+.PHONY: help run test test-all fuzz screens check format openapi docs bench measure figures sbom lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, a
 
 test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
+
+fuzz: $(VENV)/.dev ## generated API requests: all checks of Schemathesis, then 10,000 with forged credentials
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz
+	$(BIN)/python -m pytest -q -s -m slow tests/api/test_schemathesis.py -k "credentials or valid_key"
 
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens
