@@ -126,9 +126,10 @@ class CampaignsFeature(Feature):
         return {"campaign": CampaignTarget(app.store, push, audience_reader, now)}
 
     def attach_counters(self, targets: Mapping[str, Target], counters: Counters) -> None:
-        target: Any = targets.get("campaign")
-        if target is not None:  # a `CampaignTarget`, or in `timebell dev` a wrapper that forwards its methods
-            target.count_messages_in(counters.of_features["timebell_campaign_messages_total"])
+        # A `CampaignTarget`, or a wrapper that forwards its methods in `timebell dev`; simulated targets do not count.
+        count_messages_in = getattr(targets.get("campaign"), "count_messages_in", None)
+        if count_messages_in is not None:
+            count_messages_in(counters.of_features["timebell_campaign_messages_total"])
 
     def prune(self, tx: Transaction, now: datetime, before: datetime) -> bool:
         """Delete records of notifications and one campaign, because a campaign may have many deliveries."""
