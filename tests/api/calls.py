@@ -379,7 +379,7 @@ class World:
         user = User(
             id=new_id(now),
             tenant_id=self.tenant,
-            name=f"{name}-user-of-{self.tenant}",
+            name=f"{name}-user",
             role=Role.VIEWER,
             created_at=now,
         )

@@ -133,7 +133,7 @@ def _sign_in_with_chromium(url: str) -> None:
         page.goto(url)
         page.get_by_role("link", name="Sign in at localhost").click()
         sign_in_at_provider(page, "dana")
-        expect(page.get_by_text("dana@example.com, admin")).to_be_visible()
+        expect(page.get_by_role("link", name="dana@example.com, admin")).to_be_visible()
         expect(page.locator("[data-live]")).to_have_text("Live")  # events arrive through the proxy
         page.get_by_role("button", name="Sign out").click()
         page.get_by_role("button", name="Yes, sign me out").click()

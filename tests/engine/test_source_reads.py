@@ -23,6 +23,7 @@ class Board:
 
     page_size = 500
     poll_interval, full_scan_interval = 0.0, 86_400.0
+    daily_calls = None
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -60,7 +61,7 @@ class Board:
 def boards(monkeypatch: pytest.MonkeyPatch) -> dict[str, Board]:
     """Boards by name; a source reads the board that its `table` names."""
     made: dict[str, Board] = {}
-    monkeypatch.setattr(source_adapters, "create_adapter", lambda kind, options, token: made[options["table"]])
+    monkeypatch.setattr(source_adapters, "create_adapter", lambda kind, options, *_: made[options["table"]])
     return made
 
 

@@ -224,7 +224,7 @@ def test_under_plain_pytest_with_warnings_as_errors(tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(THEIR_TESTS)
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-m", "pytest", "-q", "-p", "timebell.testing", "-p", "no:cacheprovider",
-         "-W", "error", "--strict-markers", "test_theirs.py"],
+         "-p", "no:asyncio", "-W", "error", "--strict-markers", "test_theirs.py"],
         cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "src"), "HOME": str(tmp_path)},
     )  # fmt: skip
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr

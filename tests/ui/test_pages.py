@@ -369,7 +369,7 @@ async def test_a_page_that_takes_too_long_returns_an_error(
 async def test_other_tenants_see_none_of_the_data(serve_sqlite: Serve, sqlite_url: str) -> None:
     async with serve_filled(serve_sqlite, sqlite_url) as (browser, pages):
         await browser.create_user("ada", "admin", "acme")
-        await browser.sign_in("ada")
+        await browser.sign_in("acme/ada")
         for name in ("schedule", "job", "edit", "why"):
             assert (
                 await browser.get(pages[name] + ("&" if "?" in pages[name] else "?") + "tenant=default")

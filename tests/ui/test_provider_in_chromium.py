@@ -97,7 +97,7 @@ def test_single_sign_on_from_link_to_sign_out(chromium: Chromium, installation: 
         page.get_by_role("link", name="Sign in at localhost").click()
         sign_in_at_provider(page, "dana")
         page.wait_for_url(f"{installation.url}/ui/jobs?q=status%3Afailed")
-        expect(page.get_by_text("dana@example.com, admin")).to_be_visible()
+        expect(page.get_by_role("link", name="dana@example.com, admin")).to_be_visible()
         names = {cookie["name"] for cookie in page.context.cookies(installation.url)}
         assert "__Host-timebell" in names
         assert "__Host-timebell-sign-in" not in names
