@@ -1,6 +1,8 @@
-"""Page of the signed-in user: the second step of the sign-in."""
+"""Page of the signed-in user: the password and the second step of the sign-in."""
 
 from __future__ import annotations
+
+import asyncio
 
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
@@ -11,15 +13,16 @@ from timebell.dashboard.credentials import WrongCode, check_code, check_password
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.sessions import Sessions, set_session_cookie
 from timebell.dashboard.views import CurrentView, PageRoute, View
-from timebell.errors import NotFound, Refused, StoreError, TimebellError
+from timebell.errors import InvalidInput, NotFound, Refused, StoreError, TimebellError
 from timebell.ids import new_id
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import totp as rows
+from timebell.store.tenancy import users
 from timebell.store.transaction import Transaction
-from timebell.tenancy import totp
+from timebell.tenancy import passwords, totp
 from timebell.tenancy.secrets import Keyring, keyring
-from timebell.tenancy.users import DEFAULT_TENANT, User
+from timebell.tenancy.users import DEFAULT_TENANT, User, check_managed_here
 
 routes = APIRouter(route_class=PageRoute)
 ISSUER = "Timebell"
@@ -29,6 +32,25 @@ ISSUER = "Timebell"
 async def account(view: CurrentView) -> Response:
     """Show the signed-in user."""
     return await _render_account(view)
+
+
+@routes.post("/ui/account/password")
+async def change_password(view: CurrentView) -> Response:
+    """Set a new password, after the current one; all other sessions of the user end."""
+    user = _user(view)
+    try:
+        check_managed_here(user)
+        new_password = passwords.check_length(view.form.get("new_password", ""))
+        if view.form.get("repeated_password", "") != new_password:
+            raise InvalidInput("The new passwords differ.", code="PASSWORDS_DIFFER", fix="Enter both again.")
+        await _check_password(view, user)
+        password_hash = await asyncio.to_thread(passwords.hash_password, new_password)
+        await view.app.store.run(_set_password, view, user, password_hash)
+    except StoreError:
+        raise
+    except TimebellError as error:
+        return await _render_account(view, error)
+    return await _keep_session(view, user, view.redirect("/ui/account", "password-changed"))
 
 
 @routes.post("/ui/account/totp")
@@ -104,6 +126,11 @@ async def disable_totp(view: CurrentView) -> Response:
     return await _keep_session(view, user, view.redirect("/ui/account", "saved"))
 
 
+def _set_password(tx: Transaction, view: View, user: User, password_hash: str) -> None:
+    users.set_password(tx, user.id, password_hash)
+    _record(tx, view, user, "user.change_password")
+
+
 def _user(view: View) -> User:
     """Return the signed-in user. Raises NotFound (ACCOUNT_MISSING) for API keys and local access."""
     if view.visitor.user is None:
@@ -140,7 +167,7 @@ async def _render_account(view: View, error: TimebellError | None = None) -> Res
     status = 200 if error is None else 429 if isinstance(error, TooManySignIns) else 422
     return view.render(
         "account", status, user=user, codes_left=codes_left, problem=None if error is None else to_problem(error),
-        passwords=view.app.settings.password_sign_in,
+        passwords=view.app.settings.password_sign_in, min_length=passwords.MIN_LENGTH, max_length=passwords.MAX_LENGTH,
     )  # fmt: skip
 
 
