@@ -36,6 +36,7 @@ CALM_SECONDS = 6.0  # before and after each event
 SETTLE_SECONDS = 25.0  # after the last event: longer than a takeover
 LEASE_SECONDS = 15.0
 PROBE_TIMEOUT_SECONDS = 2.0
+NODE_START_SECONDS = 300.0  # with the import of the package, on a busy machine
 
 
 class Cluster(Protocol):
@@ -164,7 +165,7 @@ def _running_nodes(folder: Path, urls: Sequence[str]) -> Iterator[None]:
                 ports.append(probe.getsockname()[1])
             nodes.append(start_node(folder, number, url, ports[-1]))
         for number, port in enumerate(ports):
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + NODE_START_SECONDS
             while not _is_ready(port):
                 if nodes[number].poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError((folder / f"node{number}.log").read_text()[-3000:])

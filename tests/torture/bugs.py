@@ -165,7 +165,8 @@ def run_bug(bug: str, target: TargetedRun, classes: set[str], folder: Path, seed
         return {"lacks": missing[0]}
     started_at = time.monotonic()
     overrides = {**target.overrides, "driver": {**SHORT_SETTLE, **target.overrides.get("driver", {})}}
-    path = os.pathsep.join(map(str, (ROOT / "tests/torture/seeded", ROOT / "src", ROOT)))
+    folders = ("tests/torture/seeded", "src", "packages/timebell-torture/src", ".")
+    path = os.pathsep.join(str(ROOT / folder) for folder in folders)
     seeded = {} if bug == NO_BUG else {"SEEDED_BUG": bug}
     with (folder / "run.log").open("wb") as log:
         process = subprocess.Popen(
