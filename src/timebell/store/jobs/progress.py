@@ -18,8 +18,8 @@ def write_progress(tx: Transaction, reports: Sequence[tuple[str, int, str]], *, 
     in a transaction, and a frozen session must not stop the reports of all other jobs.
     """
     ids = [id_ for id_, _, _ in reports]
-    query = select(jobs.c.id, jobs.c.attempt).where(jobs.c.state == JobState.RUNNING.value)
-    query = tx.dialect.match_keys(query, jobs.c.id, ids).order_by(jobs.c.id)
+    running = jobs.c.id.in_(ids) & (jobs.c.state == JobState.RUNNING.value)
+    query = select(jobs.c.id, jobs.c.attempt).where(running).order_by(jobs.c.id)
     locked = {(row.id, row.attempt) for row in tx.execute(query.with_for_update(skip_locked=skip_locked))}
     rows = [{"job": id_, "number": number, "value": value} for id_, number, value in reports if (id_, number) in locked]
     if rows:
