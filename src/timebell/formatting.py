@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from timebell.errors import InvalidTimezone
 from timebell.recurrence import zone
@@ -37,3 +39,9 @@ def format_milliseconds(span: timedelta) -> str:
     """Format a lag in milliseconds: `0.8 ms`, `12 ms`, `3,012 ms`."""
     value = span.total_seconds() * 1000
     return f"{value:.1f} ms" if abs(value) < 10 else f"{value:,.0f} ms"
+
+
+def format_progress(progress: Mapping[str, Any]) -> str:
+    """Format the progress of an attempt, as in its JSON: `40%, page 3`."""
+    fraction, text = progress["fraction"], progress["text"]
+    return ", ".join(part for part in (None if fraction is None else f"{fraction:.0%}", text) if part)

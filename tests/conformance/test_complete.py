@@ -6,9 +6,11 @@ import pytest
 
 from timebell.model.job import Completion, Hold, Kind
 from timebell.model.payload import encode
+from timebell.model.progress import Progress, encode_progress
 from timebell.store.jobs import claim as job_claim
 from timebell.store.jobs import complete as ending_ops
 from timebell.store.jobs import repository, serial
+from timebell.store.jobs.progress import write_progress
 
 from .helpers import (
     NODE,
@@ -356,3 +358,29 @@ async def test_large_batches_are_claimed_and_completed_like_single_jobs(store: S
             assert (seen.state, seen.attempt, seen.attempts_used, seen.result) == (
                 (JobState.RUNNING, 1, 0, None) if n == 4 else (JobState.COMPLETED, 1, 1, [n] if n % 3 else None)
             )
+
+
+@stored
+async def test_progress_of_a_running_attempt_is_stored_with_its_job(store: Store) -> None:
+    attempt, other = await started(store), await started(store)
+    value = encode_progress(Progress(0.4, "page 3 \N{SNOWMAN}", T0), 1)
+    reports = [(attempt.id, 1, value), (other.id, 2, value)]
+    assert await store.run(write_progress, reports, skip_locked=store.multi_node) == {attempt.id}
+    assert (await get(store, attempt.id)).progress == Progress(0.4, "page 3 \N{SNOWMAN}", T0)
+    assert (await get(store, other.id)).progress is None
+    (recovered,) = await store.run(job_claim.load_live_attempts, [(attempt.id, 1)], T0)
+    assert recovered.progress == Progress(0.4, "page 3 \N{SNOWMAN}", T0)
+
+
+@stored
+async def test_progress_of_an_ended_or_earlier_attempt_is_not_stored(store: Store) -> None:
+    old = await started(store)
+    value = encode_progress(Progress(0.4, None, T0), 1)
+    await store.run(write_progress, [(old.id, 1, value)], skip_locked=store.multi_node)
+    await _retry(store, again(old, T0))
+    assert await store.run(write_progress, [(old.id, 1, value)], skip_locked=store.multi_node) == set()
+    (new,) = await claim(store, node=OTHER_NODE)
+    assert await store.run(write_progress, [(old.id, 1, value)], skip_locked=store.multi_node) == set()
+    assert (await get(store, old.id)).progress is None  # the one of the first attempt is not shown for the second
+    await end(store, ending(new))
+    assert await store.run(write_progress, [(old.id, 2, value)], skip_locked=store.multi_node) == set()

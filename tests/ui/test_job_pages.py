@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -14,11 +15,14 @@ import pytest
 from sqlalchemy import insert
 
 from tests.api.web import NIGHTLY
+from timebell import Arrived, Timebell
 from timebell.dashboard import exports
+from timebell.dashboard.rendering import has_live_scripts
 from timebell.ids import new_id
 from timebell.store import schema
 
 from .browser import Browser, Tags
+from .hostile_data import wait_until
 
 Serve = Callable[..., Any]
 LATER = "2040-01-01T00:00:00Z"
@@ -240,3 +244,40 @@ async def test_jobs_that_started_late_are_found_by_their_lag(serve: Serve) -> No
         for wrong in ("lag:long", "lag:>1s status:none"):
             assert (await browser.get(f"/ui/jobs?q={wrong}")).status_code in (400, 422)
         assert (await browser.get("/ui/jobs/export?q=lag:>1s")).status_code == 422
+
+
+async def test_the_page_of_a_running_job_shows_its_progress_live(serve: Serve, store_url: str) -> None:
+    app = Timebell(store_url, timezone="UTC")
+    may_end = asyncio.Event()
+
+    @app.on("book.print")
+    async def print_book(event: Arrived) -> None:
+        event.progress(0.4, "page <3>")
+        await may_end.wait()
+
+    async with serve(allow_local=True, app=app) as browser, app.running():
+        id_ = (await app.schedule_at("book.print")).id
+        page, part, api = f"/ui/jobs/{id_}", f"/ui/jobs/{id_}/progress", f"/api/v1/jobs/{id_}"
+
+        async def progress_is_stored() -> bool:
+            return (await browser.web.get(api)).json()["progress"] is not None
+
+        await wait_until(progress_is_stored)
+        progress = (await browser.web.get(api)).json()["progress"]
+        assert (progress["fraction"], progress["text"]) == (0.4, "page <3>")
+        for path in (page, part):
+            shown = (await browser.get(path)).text
+            assert "40%, page &lt;3&gt;" in shown
+            assert 'value="0.4" max="1"' in shown
+            assert f'hx-get="{part}" hx-trigger="every 1s"' in shown or not has_live_scripts()
+        may_end.set()
+        await wait_until(lambda: _has_ended(browser, api))
+        shown = (await browser.get(part)).text
+        assert f'hx-get="{page}" hx-trigger="load"' in shown or not has_live_scripts()
+        ended = (await browser.get(page)).text
+        assert "last progress: 40%, page &lt;3&gt;" in ended
+        assert 'id="progress" class="panel">' in ended  # no further requests
+
+
+async def _has_ended(browser: Browser, api: str) -> bool:
+    return bool((await browser.web.get(api)).json()["status"] == "completed")

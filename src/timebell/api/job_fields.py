@@ -10,6 +10,7 @@ from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOu
 from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
 from timebell.client.job_fields import metadata_json, target_json
 from timebell.model.job import Job
+from timebell.model.progress import Progress
 
 
 class JobIn(RequestBody):
@@ -51,6 +52,14 @@ class RequestOut(ResponseBody):
 Warnings = Annotated[
     list[str], Field(description="In responses to creation: whether no running node handles the topic.")
 ]
+
+
+class ProgressOut(ResponseBody):
+    """Progress of an attempt: a fraction from 0 to 1, a text, or both."""
+
+    fraction: float | None
+    text: str | None
+    at: Instant
 
 
 class JobOut(ResponseBody):
@@ -96,6 +105,9 @@ class JobOut(ResponseBody):
     error_code: str | None
     error_message: str | None
     result: Json
+    progress: Annotated[
+        ProgressOut | None, Field(description="Last progress that the handler reported in the latest attempt.")
+    ]
     replaces: str | None
     replaced_by: str | None
     skipped_to: Instant | None
@@ -125,9 +137,14 @@ def render_job(job: Job) -> dict[str, Any]:
         "completedAt": format_utc(job.finished_at),
         "durationMs": duration_ms(job),
         "errorCode": job.error_code, "errorMessage": job.error, "result": job.result,
+        "progress": None if job.progress is None else _render_progress(job.progress),
         "replaces": job.replaces, "replacedBy": job.replaced_by,
         "skippedTo": format_utc(job.skipped_to), "skippedCount": job.skipped_count, "adjusted": job.adjusted,
     }  # fmt: skip
+
+
+def _render_progress(progress: Progress) -> dict[str, Any]:
+    return {"fraction": progress.fraction, "text": progress.text, "at": format_utc(progress.at)}
 
 
 def lag_ms(job: Job) -> float | None:

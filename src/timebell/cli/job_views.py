@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from timebell.cli.inputs import Row, format_relative_time, print_list, shorten
 from timebell.cli.output import Format, colorize, colorize_state, print_data, print_message, print_record
-from timebell.formatting import format_milliseconds
+from timebell.formatting import format_milliseconds, format_progress
 
 JOB_COLUMNS = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "REASON")
 
@@ -64,9 +64,10 @@ def print_preview(previewed: Row, output_format: str) -> None:
 def _format_attempt(attempt: Row) -> str:
     """Return one attempt as a line: start, node or destination, response, duration, message id, error."""
     if "kind" not in attempt:
-        return (
-            f"{attempt.get('startedAt')}  attempt {attempt['attempt']}: {attempt.get('error') or attempt.get('code')}"
-        )
+        reported = attempt.get("reportedProgress")
+        progress = f" at {format_progress(reported)}" if reported else ""
+        error = attempt.get("error") or attempt.get("code")
+        return f"{attempt.get('startedAt')}  attempt {attempt['attempt']}{progress}" + (f": {error}" if error else "")
     response = f" answered {attempt['status']}" if "status" in attempt else ""
     error = f": {attempt['code']}: {attempt['error']}" if attempt["error"] is not None else ""
     return (
@@ -91,6 +92,7 @@ def print_job(job: Row, output_format: str) -> None:
         "metadata": shorten(job["metadata"]) if job["metadata"] else None,
         "target": job["target"] and shorten(job["target"]), "queue": job["queue"],
         "attempt": job["attemptNumber"] or None,
+        "progress": None if job["progress"] is None else format_progress(job["progress"]),
         "took": None if job["durationMs"] is None else f"{job['durationMs']:,} ms",
         "error": job["errorMessage"], "result": None if job["result"] is None else shorten(job["result"]),
         "replaces": job["replaces"], "replaced by": job["replacedBy"],
@@ -100,7 +102,8 @@ def print_job(job: Row, output_format: str) -> None:
             print_data(f"  {name:<12}{value}")
     for attempt in job["attempts"]:
         is_postponed = attempt.get("code") == "POSTPONED"
-        word = "postponed" if is_postponed else "sent" if attempt.get("error") is None else "failed"
+        has_error = attempt.get("error") is not None
+        word = "postponed" if is_postponed else "failed" if has_error else "sent" if "kind" in attempt else "ended"
         print_data(f"  {word:<12}{_format_attempt(attempt)}")
         if attempt.get("retryAt"):
             print_data(f"  {'':<12}next attempt {attempt['retryAt']}")

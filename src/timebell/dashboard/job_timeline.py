@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from timebell.dashboard.rendering import HOLD_REASONS, SKIP_REASONS, format_lag, format_seconds, to_datetime
+from timebell.formatting import format_progress
 
 FINAL_STEPS = {
     "completed": ("ok", "Completed"), "failed": ("bad", "Failed: no attempts left"), "cancelled": ("skip", "Cancelled"),
@@ -86,6 +87,8 @@ def _start_step(
         details.append(f"{_seconds_between(previous['endedAt'], attempt['startedAt'])} after the previous attempt")
     elif attempt["attempt"] == 1 and job["lagMs"] is not None:
         details.append(f"{format_lag(job['lagMs'])} after the due time")
+    if reported := attempt.get("reportedProgress"):
+        details.append(f"last progress: {format_progress(reported)}")
     return _step(attempt["startedAt"], "run", f"Attempt {attempt['attempt']} started", ", ".join(details))
 
 

@@ -197,6 +197,12 @@ async def job(id: str, view: CurrentView) -> Response:
     return view.render("job", job=job_, schedule_name=schedule_name, steps=steps, node_names=node_names)
 
 
+@routes.get("/ui/jobs/{id}/progress")
+async def progress(id: str, view: CurrentView) -> Response:
+    """Render the progress of a job, for its page."""
+    return view.render("job_progress", job=await view.get(f"/jobs/{quote_segment(id)}"))
+
+
 @routes.post("/ui/jobs/{id}/retry")
 async def retry(id: str, view: CurrentView) -> Response:
     """Retry a failed job."""

@@ -24,7 +24,7 @@ from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.pages import NavigationEntry, pages_of
 from timebell.errors import InvalidInput
 from timebell.feature import Feature
-from timebell.formatting import format_milliseconds, format_relative, to_local
+from timebell.formatting import format_milliseconds, format_progress, format_relative, to_local
 from timebell.recurrence import tzdata_version, zone
 from timebell.recurrence.instants import parse_instant
 from timebell.settings import package_version
@@ -151,7 +151,8 @@ def template_environment(features: tuple[Feature, ...]) -> Environment:
     environment.globals |= {
         "NAVIGATION": navigation(features), "STATE_LABELS": STATE_LABELS, "SKIP_REASONS": SKIP_REASONS,
         "HOLD_REASONS": HOLD_REASONS, "version": package_version(), "tzdata": tzdata_version(), "asset_url": asset_url,
-        "has_live_scripts": has_live_scripts, "job_state": job_state, "target_label": target_label,
+        "has_live_scripts": has_live_scripts, "format_progress": format_progress,
+        "job_state": job_state, "target_label": target_label,
         "INTERNAL_TARGET_KINDS": {"alert", *(kind for each in features for kind in each.internal_target_kinds)},
     }  # fmt: skip
     return environment

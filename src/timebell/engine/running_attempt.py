@@ -108,6 +108,7 @@ class RunningAttempt:
     attempt: Attempt
     lease_until: float
     completion_factory: Callable[[RunningAttempt], TransactionalCompletion]
+    progress_reporter: Callable[[RunningAttempt, float | None, str | None], None]
     state: AttemptState = AttemptState.CLAIMED
     task: asyncio.Task[Any] | None = None
     """The task that runs it, from its start until its handler has ended."""
@@ -117,6 +118,8 @@ class RunningAttempt:
     """Set when a stop was requested, also of a plain function, which cannot be interrupted."""
     fast_handler: FastHandler | None = None
     """The handler, if the attempt qualifies for the fast path."""
+    progress_is_queued: bool = False
+    """True while the progress that its handler reported waits to be written."""
     is_timed_out: bool = False
     """True if its task was cancelled because the attempt exceeded its timeout."""
 
@@ -160,6 +163,9 @@ class RunningAttempt:
     def needs_lease(self) -> bool:
         """True while its lease has to be renewed."""
         return self.state not in (AttemptState.COMMITTING, AttemptState.LOST)
+
+    def report_progress(self, fraction: float | None, text: str | None) -> None:
+        self.progress_reporter(self, fraction, text)
 
     def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
         return self._get_completion().transaction(result)

@@ -77,6 +77,7 @@ class Service:
                     ("worker", self.worker.step, node.wakeups.worker),
                     ("scanner", self.worker.scanner.step, node.wakeups.scanner),
                     ("operations", self.leader.operations.step, node.wakeups.operations),
+                    ("progress", self.worker.progress_writer.step, node.wakeups.progress),
                     ("definitions", self.code_definitions.step, node.wakeups.definitions),
                     ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
                     ("audit_export", self.leader.audit_export.step, self.leader.audit_export.alarm),

@@ -20,6 +20,7 @@ from timebell.engine.completer import Completer
 from timebell.engine.delivery import StartedCall
 from timebell.engine.fast_path import FastPath
 from timebell.engine.node import CachedRevision, Node
+from timebell.engine.progress import ProgressWriter
 from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
 from timebell.engine.running_attempt import RunningAttempt
@@ -82,6 +83,7 @@ class Worker:
         self.claiming = False
         self.upcoming_claims = UpcomingClaims()
         self.scanner = QueueScanner(node)
+        self.progress_writer = ProgressWriter(node)
         self.reserved_slots = 0
         """Slots reserved for jobs that the planner may start on insert."""
         self._backlogged = True
@@ -280,7 +282,9 @@ class Worker:
         """Register claimed attempts on the node and create their tasks."""
         node = self.node
         started = [
-            RunningAttempt(attempt, claimed.lease_until, self.runner.transactional_completion)
+            RunningAttempt(
+                attempt, claimed.lease_until, self.runner.transactional_completion, self.progress_writer.report
+            )
             for attempt in claimed.attempts
         ]
         for running in started:

@@ -14,6 +14,7 @@ from typing import Any
 from timebell.errors import InvalidPayload
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode, encode, sanitize_text
+from timebell.model.progress import Progress, decode_progress, progress_from_json
 
 MAX_RECORDED_ATTEMPTS = 20
 MAX_TRACEBACK_LENGTH = 10_000
@@ -35,6 +36,13 @@ def first_start(run_at: datetime, started_at: datetime, errors_prefix: str | Non
     if match is None:
         return run_at, started_at
     return datetime.fromisoformat(match[1]), datetime.fromisoformat(match[2])
+
+
+def last_progress(number: int, records: list[AttemptRecord], stored: str | None) -> Progress | None:
+    """Return the last progress of attempt `number`: from its record, or from the row (`stored`) while it runs."""
+    if records and records[-1].get("attempt") == number and (reported := records[-1].get("reportedProgress")):
+        return progress_from_json(reported)
+    return decode_progress(stored, number)
 
 
 def encode_recent(records: list[AttemptRecord]) -> str:
@@ -83,7 +91,8 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
     completion.errors = attempt.errors
     if (
         completion.state is JobState.COMPLETED and attempt.errors is None and attempt.verdict is None
-        and attempt.source_read is None and completion.reason is None and completion.delivery_record is None
+        and attempt.source_read is None and attempt.progress is None and completion.reason is None
+        and completion.delivery_record is None
         and completion.progress is None and completion.error is None
     ):  # fmt: skip
         return completion  # the usual case: nothing to add to the attempt log
@@ -99,6 +108,7 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
     if (
         has_verdict
         or attempt.source_read is not None
+        or attempt.progress is not None
         or completion.error is not None
         or completion.delivery_record is not None
         or completion.progress is not None
@@ -127,6 +137,8 @@ def _attempt_record(attempt: Attempt, completion: Completion, node_id: str) -> A
         record["condition"] = attempt.verdict
     if attempt.source_read is not None:
         record["source"] = attempt.source_read
+    if attempt.progress is not None:
+        record["reportedProgress"] = attempt.progress.to_json()
     if completion.traceback is not None:
         record["traceback"] = sanitize_text(completion.traceback, MAX_TRACEBACK_LENGTH)
     if completion.progress is not None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from timebell.ids import occurrence_key
 from timebell.model.notebook import render_table
+from timebell.model.progress import Progress
 from timebell.model.routes import COMPLETE_UNHANDLED_JSON
 from timebell.recurrence.instants import format_instant
 
@@ -133,6 +134,8 @@ class Job:
     error: str | None = None
     error_code: str | None = None
     result: Any = None
+    progress: Progress | None = None
+    """The last progress that the handler reported in the latest attempt."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
     replaces: str | None = None
     replaced_by: str | None = None
@@ -309,6 +312,8 @@ class Attempt:
     """For a job with a condition: the verdict and the compared values."""
     source_read: dict[str, Any] | None = None
     """For a job delayed by its source: the source, the seconds, and the problem if there was one."""
+    progress: Progress | None = None
+    """The progress that the handler reported last."""
     trace_id: str | None = None
     """The trace id of the delivery, if deliveries are traced."""
 

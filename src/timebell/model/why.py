@@ -243,9 +243,9 @@ def _describe_job(
                 f"Attempt {number} started at {record.get('startedAt')}; its lease expired, and node {by} reclaimed the"
                 f" job at {record.get('endedAt')}."
             )
-        elif error is not None or not target:
-            yield f"Attempt {number}{target} failed: {error or 'no error recorded'}"
-        else:
+        elif error is not None:
+            yield f"Attempt {number}{target} failed: {error}"
+        elif target:
             status = f", which responded with {record['status']}" if "status" in record else ""
             yield f"Attempt {number} was sent{target}{status}."
     if job.started_at is not None:

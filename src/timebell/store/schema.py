@@ -182,6 +182,8 @@ jobs = Table(
     Column("hold", String(10)),
     Column("heartbeat", BigInteger, nullable=False, server_default="0"),
     Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    # The progress that the handler reported last, with the attempt, as JSON: see model/progress.py.
+    Column("progress", Text),
     # Whether there were tenants besides `default` when it was created.
     Column("shared", Boolean, nullable=False, server_default=false()),
     # Whether it is counted in the monthly quota of its tenant.

@@ -41,10 +41,14 @@ class TransactionBlock(Protocol):
 
 
 class AttemptHandle(Protocol):
-    """Lets a handler complete its job in a transaction, and read whether it should stop."""
+    """Lets a handler complete its job in a transaction, report progress, and read whether it should stop."""
 
     @property
     def should_stop(self) -> bool: ...
+
+    def report_progress(self, fraction: float | None, text: str | None) -> None:
+        """Store the progress of the attempt soon. Returns immediately; thread-safe."""
+        ...
 
     def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
         """Return a transaction that completes the job when it ends; `result` is called then for the job's result."""

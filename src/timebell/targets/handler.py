@@ -21,6 +21,7 @@ from timebell.errors import InvalidInput, InvalidPayload, TimebellError
 from timebell.model.job import Attempt
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, parse_seconds
+from timebell.model.progress import check_progress
 from timebell.model.routes import Routes
 from timebell.targets import payloads
 from timebell.targets.base import AttemptHandle, Delivery, Outcome, TransactionBlock
@@ -85,6 +86,16 @@ class Arrived(Generic[P]):
         For plain functions, which cannot be interrupted: `if event.cancelled: raise Cancel("stopped")`.
         """
         return self._attempt is not None and self._attempt.should_stop
+
+    def progress(self, fraction: float | None = None, text: str | None = None) -> None:
+        """Report how far the handler is: a fraction from 0 to 1, a text of at most 200 characters, or both.
+
+        Returns immediately, in async and plain handlers. The last report is stored with the job at most once per
+        second, shown on its page, and kept in the attempt record. Raises InvalidInput (INVALID_PROGRESS).
+        """
+        checked = check_progress(fraction, text)
+        if self._attempt is not None:
+            self._attempt.report_progress(*checked)
 
     def transaction(self) -> TransactionBlock:
         """Open a transaction on Timebell's database that completes the job when the block ends.

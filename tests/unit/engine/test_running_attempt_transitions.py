@@ -40,7 +40,7 @@ EXPECTED = _expected()
 
 def _attempt(state: AttemptState) -> RunningAttempt:
     unused: Any = None
-    return RunningAttempt(unused, 0.0, unused, state)
+    return RunningAttempt(unused, 0.0, unused, unused, state)
 
 
 def test_the_table_lists_every_pair_of_state_and_event() -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import select
 from timebell.model.job import Attempt, Hold, JobState, NewJob, UniformJobs
 from timebell.model.limits import next_start
 from timebell.model.payload import decode
+from timebell.model.progress import decode_progress
 from timebell.model.routes import Routes
 from timebell.store import recent_writes
 from timebell.store.dialects.batches import job_row
@@ -31,6 +32,7 @@ _NOT_BULK_LOADED = (
     "errors",
     "heartbeat",
     "cancel_requested",
+    "progress",
     "shared",
     "manual_retries",
     "charged",
@@ -284,6 +286,7 @@ def attempt_from_job(row: Any, now: datetime) -> Attempt:
         row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.attempts_used,
         bool(row.serial), row.errors, row.revision, row.run_at, now, JobState(row.state), row.group_name,
         priority=row.priority, manual_retries=row.manual_retries, conditions=row.conditions,
+        progress=decode_progress(row.progress, row.attempt),
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def erase(
             break
     emptied = {"payload": "null", "metadata": None, "key": None, "errors": None, "conditions": None}
     live = (jobs.c.tenant_id == tenant_id) & (jobs.c.owner_id == owner_id)
-    tx.execute(update(jobs).where(live).values(**emptied))
+    tx.execute(update(jobs).where(live).values(progress=None, **emptied))
     of_owner = (finished.c.tenant_id == tenant_id) & (finished.c.owner_id == owner_id)
     rows = tx.execute(
         update(finished).where(of_owner).values(owner_id=None, result=None, error=None, **emptied)

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, select, tuple_, union_all, update
 
 from timebell.errors import Conflict
+from timebell.model.attempts import last_progress
 from timebell.model.job import FINISHED, LIVE, CancelOutcome, Completion, Hold, Job, JobState, Kind, NewJob, UniformJobs
 from timebell.model.operation import Operation, StepResult
 from timebell.model.page import Page
@@ -413,6 +414,7 @@ def job_from_row(row: Row[Any]) -> Job:
     """Convert a row of `jobs` or `finished` to a Job."""
     mapping = row._mapping
     metadata = decode(row.metadata) or {}
+    attempts = decode(row.errors) or []
     skipped_to, conditions = mapping.get("skipped_to"), decode(row.conditions) or {}
     return Job(
         id=row.id, tenant_id=row.tenant_id, topic=row.topic, state=JobState(row.state),
@@ -424,7 +426,8 @@ def job_from_row(row: Row[Any]) -> Job:
         hold=Hold(mapping["hold"]) if mapping.get("hold") else None, attempt=row.attempt,
         attempts_used=row.attempts_used, node_id=row.node_id, created_at=row.created_at, started_at=row.started_at,
         finished_at=mapping.get("finished_at"), reason=mapping.get("reason"), error=mapping.get("error"),
-        error_code=mapping.get("error_code"), result=decode(mapping.get("result")), attempts=decode(row.errors) or [],
+        error_code=mapping.get("error_code"), result=decode(mapping.get("result")), attempts=attempts,
         replaces=row.replaces, replaced_by=mapping.get("replaced_by"), skipped_to=skipped_to,
         skipped_count=mapping.get("skipped_count") or 1, local_time=row.local_time,
+        progress=last_progress(row.attempt, attempts, mapping.get("progress")),
     )  # fmt: skip

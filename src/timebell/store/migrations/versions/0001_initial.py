@@ -346,6 +346,7 @@ def upgrade() -> None:
         sa.Column("hold", sa.String(10)),
         sa.Column("heartbeat", sa.BigInteger(), nullable=False, server_default="0"),
         sa.Column("cancel_requested", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("progress", sa.Text()),
         sa.Column("shared", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("charged", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
