@@ -214,6 +214,7 @@ CALLS: dict[str, Call] = {
     "previewCampaign": Call("/campaigns/{campaign}/preview", object=True),
     "getCampaignTimetable": Call("/campaigns/{campaign}/timetable", object=True),
     "listDeliveries": Call("/campaigns/{campaign}/deliveries", object=True),
+    "exportDeliveries": Call("/campaigns/{campaign}/deliveries/export?format=ndjson", object=True),
     "listRemainingRecipients": Call("/campaigns/{campaign}/remaining", object=True),
     "listChunks": Call("/campaigns/{campaign}/chunks", object=True),
     "getForecast": Call("/forecast"),

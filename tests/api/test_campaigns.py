@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from timebell.features.campaigns.store import progress
+from timebell.features.campaigns.client import delivery_export
+from timebell.features.campaigns.store import chunks, progress
+from timebell.features.campaigns.store.chunks import DeliveryResult
 
 from .web import Web, is_problem
 
@@ -312,6 +316,41 @@ async def test_a_refusal_has_the_same_fix_on_every_route(make: Callable[..., Any
                 assert answer.status_code in (400, 422)
         assert (await web.get(path)).json() == created.json()
         assert (await web.get("/schedules")).json()["items"] == []
+
+
+async def open_first_chunk(web: Web, id_: str, accepted: int) -> None:
+    """Open the first chunk of a campaign and accept its first `accepted` messages."""
+    campaign = await web.app.campaigns.get(id_)
+    now = web.app.clock.now()
+    opened = await web.app.store.run(chunks.open_chunk, id_, 1, campaign.job_id, 1, now)
+    results = [DeliveryResult(each, "accepted", None, "m-1") for each in opened.recipients[:accepted]]
+    await web.app.store.run(chunks.close_chunk, id_, 1, 1, results, len(opened.recipients) - accepted, now)
+
+
+async def test_all_recipients_are_exported(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_export, "EXPORT_PAGE_SIZE", 2)
+    async with make() as web:
+        await register_devices(web, *({"token": f"phone-000{n}", "userId": f"=user{n}"} for n in range(4)))
+        id_ = (await web.post("/campaigns", {"title": "Hello"})).json()["id"]
+        await open_first_chunk(web, id_, 3)
+        gone = (await web.get("/devices?userId==user3")).json()["items"][0]["id"]
+        await web.ask("DELETE", f"/devices/{gone}")
+        path = f"/campaigns/{id_}/deliveries/export"
+        listed = (await web.get(f"/campaigns/{id_}/deliveries")).json()["items"]
+        answer = await web.get(f"{path}?format=ndjson")
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        assert f'filename="timebell-campaign-{id_}.ndjson"' in answer.headers["content-disposition"]
+        assert [json.loads(line) for line in answer.text.splitlines()] == listed
+        assert {row["deviceId"]: row["userId"] for row in listed}[gone] is None
+        assert {row["userId"] for row in listed} == {"ann", "=user0", "=user1", "=user2", None}
+        assert all(row["startedAt"] is not None for row in listed)
+        table = list(csv.DictReader((await web.get(path)).text.splitlines()))
+        assert [row["deviceId"] for row in table] == [row["deviceId"] for row in listed]
+        assert {row["userId"] for row in table} == {"ann", "'=user0", "'=user1", "'=user2", ""}
+        accepted = list(csv.DictReader((await web.get(f"{path}?state=accepted")).text.splitlines()))
+        assert [(row["messageId"], row["attempts"]) for row in accepted] == [("m-1", "1")] * 3
+        is_problem(await web.get(f"{path}?format=xml"), 422, "INVALID_FIELDS")
+        is_problem(await web.get(path.replace(id_, "no-such")), 404, "CAMPAIGN_NOT_FOUND")
 
 
 async def test_a_recurring_campaign_creates_a_schedule(make: Callable[..., Any]) -> None:

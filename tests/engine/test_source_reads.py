@@ -13,7 +13,7 @@ from timebell import Arrived, Timebell
 from timebell.errors import SourceFailed
 from timebell.features.triggers.engine import source_adapters
 from timebell.features.triggers.engine.source_access import MAX_READS_PER_SOURCE, CircuitBreaker
-from timebell.features.triggers.sources.base import RowPage
+from timebell.features.triggers.sources.base import CallBudget, RowPage
 
 from .world import QUIET, Log, World, after, engine, jobs, virtual
 
@@ -30,6 +30,7 @@ class Board:
         self.seconds = 0.0
         self.error: Exception | None = None
         self.requests: list[Sequence[str]] = []
+        self.budget: CallBudget | None = None
 
     def put(self, key: str, at: datetime) -> None:
         self.rows[key] = {"due": at.isoformat()}
@@ -41,8 +42,12 @@ class Board:
         return None
 
     async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        if self.budget is not None:
+            await self.budget.take()
         self.requests.append(keys)
         if self.error is not None:
+            if self.budget is not None:
+                await self.budget.postpone(getattr(self.error, "retry_after", None))
             raise self.error
         await asyncio.sleep(self.seconds)
         return {key: self.rows[key] for key in keys if key in self.rows}
@@ -59,9 +64,15 @@ class Board:
 
 @pytest.fixture
 def boards(monkeypatch: pytest.MonkeyPatch) -> dict[str, Board]:
-    """Boards by name; a source reads the board that its `table` names."""
+    """Boards by name; a source reads the board that its `table` or `boardId` names."""
     made: dict[str, Board] = {}
-    monkeypatch.setattr(source_adapters, "create_adapter", lambda kind, options, *_: made[options["table"]])
+
+    def find(kind: str, options: Mapping[str, Any], token: object, budget: CallBudget | None) -> Board:
+        board = made[str(options.get("table") or options["boardId"])]
+        board.budget = budget
+        return board
+
+    monkeypatch.setattr(source_adapters, "create_adapter", find)
     return made
 
 
@@ -152,7 +163,9 @@ async def test_a_pause_requested_by_a_source_binds_all_reads_before_delivery(
 ) -> None:
     app = world.app()
     log = app.on("due")(Log())
-    board = await watch(app, boards, "board")
+    boards["7"] = board = Board()
+    await app.triggers.put_source("board", "monday", {"boardId": "7", "token": "a token"})
+    await app.triggers.put("board", "board", "due", "due")
     board.error = SourceFailed("Budget spent.", retry_after=600)
     for minute in (0, 1, 5, 11):
         board.put(str(minute), after(hours=1, minutes=minute))

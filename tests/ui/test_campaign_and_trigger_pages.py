@@ -67,6 +67,13 @@ async def test_the_campaign_page_manages_a_campaign_and_shows_its_progress(
         remaining = (await browser.get(f"{page}/people?state=remaining")).text
         assert accepted.count("Accepted</span>") == 20
         assert remaining.count('<td class="mono">') == 20
+        assert (
+            f'href="{page}/people/export?state=accepted&amp;format=csv"'
+            in (await browser.get(f"{page}/people?state=accepted")).text
+        )
+        exported = await browser.get(f"{page}/people/export?state=accepted&format=csv")
+        assert (exported.headers["content-type"], len(exported.text.splitlines())) == ("text/csv; charset=utf-8", 21)
+        assert (await browser.get(f"/ui/campaigns/{'0' * 32}/people/export")).status_code == 404
         tested = await browser.submit(page, f"{page}/test", devices="token-of-a-phone-0001", kind="tokens")
         assert tested.headers["location"].startswith("/ui/jobs/")
         await browser.submit(page, f"{page}/retry")

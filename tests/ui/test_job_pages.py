@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import insert
 
 from tests.api.web import NIGHTLY
-from timebell import Arrived, Timebell
+from timebell import Arrived, Timebell, csv_rows
 from timebell.dashboard import exports
 from timebell.dashboard.rendering import has_live_scripts
 from timebell.ids import new_id
@@ -193,9 +193,9 @@ async def test_the_runs_of_a_schedule_are_exported(serve_sqlite: Serve) -> None:
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\uff1d1"])
 def test_exported_cells_are_never_formulas(text: str) -> None:
-    assert exports.escape_cell(text) == f"'{text}"
-    assert exports.escape_cell({"a": text}) == json.dumps({"a": text}, ensure_ascii=False)
-    assert (exports.escape_cell(-1), exports.escape_cell(None), exports.escape_cell("a=1")) == (-1, None, "a=1")
+    assert csv_rows.escape_cell(text) == f"'{text}"
+    assert csv_rows.escape_cell({"a": text}) == json.dumps({"a": text}, ensure_ascii=False)
+    assert (csv_rows.escape_cell(-1), csv_rows.escape_cell(None), csv_rows.escape_cell("a=1")) == (-1, None, "a=1")
 
 
 async def test_dead_letters_show_their_schedule_and_repeated_failures(serve: Serve) -> None:

@@ -15,6 +15,7 @@ from timebell.errors import Conflict, InvalidInput, NotFound, Refused, ServerErr
 from timebell.settings import Settings, load
 
 REQUEST_TIMEOUT_SECONDS = 30.0
+DOWNLOAD_BLOCK_BYTES = 65_536
 PAGE_SIZE = 200
 ERROR_BY_STATUS: dict[int, type[TimebellError]] = {
     400: InvalidInput, 401: Refused, 403: Refused, 404: NotFound, 409: Conflict, 412: Conflict, 413: InvalidInput,
@@ -90,6 +91,18 @@ class ServerClient:
                 sock.settimeout(None)
                 for line in response:
                     yield line.decode().rstrip("\r\n")
+            except (OSError, HTTPException, ValueError) as failed:
+                raise self._unreachable(failed) from failed
+
+    def download(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+        """Yield the content of a file. Raises as `request`, also if the file is incomplete."""
+        with self._open_connection() as connection:
+            try:
+                response = self._send(connection, "GET", path, None, params, {})
+                if response.status != 200:
+                    parse_response(response.status, response.read())
+                while block := response.read1(DOWNLOAD_BLOCK_BYTES):
+                    yield block
             except (OSError, HTTPException, ValueError) as failed:
                 raise self._unreachable(failed) from failed
 

@@ -5,9 +5,6 @@ A file contains the first MAX_ROWS rows of a list, fetched from the API page by 
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +14,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from timebell.alarm import Alarm
+from timebell.csv_rows import encode_rows
 from timebell.dashboard.api_client import ApiError, ApiResponse, quote_segment
 from timebell.dashboard.dead_letters import FILTER_FIELDS
 from timebell.dashboard.jobs import parse_filter
@@ -35,8 +33,6 @@ EXECUTION_COLUMNS = (
     "id", "scheduledAt", "kind", "status", "reason", "firedAt", "completedAt", "durationMs", "attemptNumber",
     "errorMessage", "skippedCount", "skippedTo", "result",
 )  # fmt: skip
-# A spreadsheet interprets text with these prefixes as a formula; the last four are full-width characters.
-FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -86,14 +82,14 @@ async def _stream_rows(
 ) -> AsyncIterator[bytes]:  # fmt: skip
     remaining = MAX_ROWS
     if columns is not None:
-        yield _encode_csv([columns])
+        yield encode_rows([columns])
     while True:
         items = page["items"][:remaining]
         remaining -= len(items)
         if columns is None:
             yield b"".join(orjson.dumps(item) + b"\n" for item in items)
         else:
-            yield _encode_csv([[escape_cell(item.get(name)) for name in columns] for item in items])
+            yield encode_rows([[item.get(name) for name in columns] for item in items])
         if not remaining or page["nextCursor"] is None:
             return
         page = await _next_page(view, path, filters, page["nextCursor"])
@@ -113,17 +109,3 @@ async def _next_page(view: View, path: str, filters: Mapping[str, Any], cursor: 
             await alarm.wait(view.app.clock.now() + SECOND)
     finally:
         alarm.close()
-
-
-def _encode_csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    output = io.StringIO()
-    csv.writer(output).writerows(rows)
-    return output.getvalue().encode()
-
-
-def escape_cell(value: Any) -> Any:
-    """Convert a value to a CSV cell; text that a spreadsheet would evaluate is prefixed with an apostrophe."""
-    if value is None or isinstance(value, int | float):
-        return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text

@@ -462,6 +462,9 @@ def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:
     assert remote("campaign", "pause", created["id"]).code == 5  # the campaign has not started
     assert as_json(remote("campaign", "stop", created["id"], "-y", "--reason", "no", "-o", "json"))["reason"] == "no"
     assert remote("campaign", "status", created["id"], "--watch").code == 1
+    assert remote("campaign", "export", created["id"]).out.startswith("deviceId,userId,state,")
+    assert remote("campaign", "export", created["id"], "--format", "ndjson").out == ""
+    assert remote("campaign", "export", "no-such").code == 3
     assert remote("campaign", "test", created["id"]).code == 2
     assert remote("campaign", "status", "no-such").code == 3
 
@@ -501,6 +504,18 @@ def test_responses_of_another_server_are_refused(other_cli: Cli, monkeypatch: py
         monkeypatch.setenv("TIMEBELL_URL", url)
         done = other_cli("schedule", "list")
         assert (done.code, "SERVER_UNREACHABLE" in done.err) == (6, True), done.err
+
+
+def test_an_incomplete_download_fails(other_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send_half(self: OtherServer) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"5\r\nhalf\n\r\n")
+
+    monkeypatch.setattr(OtherServer, "do_GET", send_half)
+    done = other_cli("campaign", "export", "any")
+    assert (done.code, done.out, "SERVER_UNREACHABLE" in done.err) == (6, "half\n", True)
 
 
 def test_streams_have_no_read_timeout(other_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
 from timebell.api.history import HistoryPage, history_response
@@ -26,6 +27,12 @@ from timebell.api.schemas import (
 )
 from timebell.features.campaigns.api.devices import DevicePage, render_device
 from timebell.features.campaigns.client.campaigns import parse_campaign_id
+from timebell.features.campaigns.client.delivery_export import (
+    MEDIA_TYPES,
+    export_headers,
+    render_delivery,
+    stream_deliveries,
+)
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign
 from timebell.features.campaigns.store import campaigns as rows
@@ -440,12 +447,22 @@ async def list_deliveries(
 ) -> Response:  # fmt: skip
     """List the recipients the campaign was sent to, with the delivery results."""
     page = await ctx.app.campaigns.deliveries(id, state=state, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
-    return page_response(page, [
-        {"deviceId": row["recipient"], "state": row["state"], "code": row["code"], "messageId": row["message_id"],
-         "chunk": row["chunk"], "attempts": row["sends"],
-         "possibleDuplicates": max(0, row["unknown_sends"] - (row["state"] != "accepted"))}
-        for row in page
-    ])  # fmt: skip
+    return page_response(page, [render_delivery(row) for row in page])
+
+
+@routes.get(
+    "/campaigns/{id}/deliveries/export", response_class=StreamingResponse, **read_route(),
+    responses={200: {"description": "One recipient per line, with the fields of the list.", "content": {
+        media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}}},
+)  # fmt: skip
+async def export_deliveries(
+    id: Id, ctx: Context, format: Annotated[Literal["csv", "ndjson"], Query()] = "csv",
+    state: Annotated[DeliveryState | None, Query()] = None,
+) -> Response:  # fmt: skip
+    """Download all recipients the campaign was sent to, with the delivery results, as CSV or JSON lines."""
+    campaign = await ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id)
+    content = stream_deliveries(ctx.app.campaigns, campaign.id, format, state=state, tenant_id=ctx.tenant_id)
+    return StreamingResponse(content, media_type=MEDIA_TYPES[format], headers=export_headers(campaign.id, format))
 
 
 @routes.get("/campaigns/{id}/remaining", response_model=DevicePage, **read_route())

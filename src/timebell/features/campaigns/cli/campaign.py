@@ -192,6 +192,19 @@ def retry(id: str, unknown: bool, output: str | None) -> None:
     _post_action(id, "retry", {"unknown": unknown}, output)
 
 
+@campaign.command()
+@campaign_id_argument
+@click.option("--format", "file_type", type=click.Choice(["csv", "ndjson"]), default="csv", show_default=True)
+@click.option("--state", metavar="STATE", help="accepted, refused, unknown, ...  [default: all]")
+def export(id: str, file_type: str, state: str | None) -> None:
+    """Print all recipients with their results: timebell campaign export ID > recipients.csv."""
+    import sys
+
+    for block in server_client().download(f"/campaigns/{id}/deliveries/export", {"format": file_type, "state": state}):
+        sys.stdout.buffer.write(block)
+    sys.stdout.flush()
+
+
 def _post_action(id_: str, action: str, body: Any, output: Any) -> None:
     remote = server_client(output)
     _print_campaign(remote.request("POST", f"/campaigns/{id_}/{action}", body), remote.settings.output)

@@ -8,10 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
 
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.overview_data import TILES_TTL_SECONDS, UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import CurrentView, PageRoute, View
+from timebell.features.campaigns.client.delivery_export import MEDIA_TYPES, export_headers, stream_deliveries
 from timebell.features.campaigns.store import progress
 from timebell.features.campaigns.store.progress import ChunkMap
 
@@ -70,6 +72,16 @@ async def recipients(id: str, view: CurrentView, state: str = "", cursor: str = 
     path = f"/campaigns/{quote_segment(id)}/{'remaining' if is_remaining else 'deliveries'}"
     page = await view.get(path, limit=50, cursor=cursor, **filters)
     return view.render("campaign_recipients", campaign=record, page=page, state=state, delivery_states=DELIVERY_STATES)
+
+
+@routes.get("/ui/campaigns/{id}/people/export")
+async def export_recipients(id: str, view: CurrentView, format: str = "csv", state: str = "") -> Response:
+    """Download the deliveries, all or in one state."""
+    # Fetched before the response starts, so that a missing permission is an error page, not a file.
+    await view.get(f"/campaigns/{quote_segment(id)}/deliveries", limit=1, state=state)
+    file_type = format if format in MEDIA_TYPES else "csv"
+    content = stream_deliveries(view.app.campaigns, id, file_type, state=state or None, tenant_id=view.caller.tenant_id)
+    return StreamingResponse(content, media_type=MEDIA_TYPES[file_type], headers=export_headers(id, file_type))
 
 
 @routes.get("/ui/campaigns/{id}/stop")

@@ -391,11 +391,21 @@ def enqueue_next_or_complete(tx: Transaction, campaign: Campaign, now: datetime)
 def list_deliveries(
     tx: Transaction, campaign_id: str, limit: int, after_id: str | None, state: str | None
 ) -> Page[Mapping[str, Any]]:  # fmt: skip
-    """Return a page of a campaign's recipients with their results, in recipient id order."""
+    """Return a page of a campaign's recipients with their results, in recipient id order.
+
+    `user_id` is None once the device is deleted. The times are those of the recipient's chunk.
+    """
     t = deliveries.c
-    query = select(t.recipient, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends).where(
-        t.campaign_id == campaign_id
-    )
+    in_chunk = (chunks.c.campaign_id == t.campaign_id) & (chunks.c.number == t.chunk)
+    query = (
+        select(
+            t.recipient, devices.c.user_id, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends,
+            chunks.c.started_at, chunks.c.ended_at,
+        )
+        .outerjoin_from(deliveries, devices, devices.c.id == t.recipient)
+        .outerjoin(chunks, in_chunk)
+        .where(t.campaign_id == campaign_id)
+    )  # fmt: skip
     if state is not None:
         query = query.where(t.state == state)
     if after_id is not None:
