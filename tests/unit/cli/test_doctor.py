@@ -265,7 +265,8 @@ async def _provoke_findings(url: str) -> None:
         ("INSERT INTO timebell_data_keys (tenant_id, wrapped_by, wrapped, created_at, updated_at)"
          " VALUES ('default', 'strange', 'x', :at, :at)", {"at": at}),
         ("INSERT INTO timebell_rewinds (id, node, detected_at, lost_from, lost_until, jobs, results, cancels,"
-         " schedules, examples, reapplied) VALUES (:id, 'n1', :at, :at, :at, 3, 0, 0, 0, '{}', '{}')", {"id": "r" * 36, "at": at}),
+         " schedules, examples, reapplied) VALUES (:id, 'n1', :at, :at, :at, 3, 0, 0, 0, '{}', '{}')",
+         {"id": "r" * 36, "at": at}),
         ("INSERT INTO timebell_targets (tenant_id, name, kind, options, revision, created_at, updated_at, disabled_at)"
          " VALUES ('default', 'crm', 'http', '{}', 1, :at, :at, :at)", {"at": at}),
         *((node, {"id": name * 32, "name": name, "version": version, "tzdata": "2020a", "routes": routes, "at": at})
