@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -191,29 +191,59 @@ def parse_setting(name: str, raw: Any, origin: str) -> Any:
     """
     metadata = SETTINGS[name]
     kind, choices = metadata["kind"], metadata["choices"]
-    if kind == "duration":
-        value: Any = parse_duration(raw)
-        expected = f"a duration such as 500ms, 15m, 24h or 30d, of at least {metadata['minimum']:g} s"
-    elif kind == "int":
-        value = int(raw) if re.fullmatch(r"\d{1,9}", str(raw).strip()) else None
-        expected = f"an integer from {metadata['minimum']} to {metadata['maximum']}"
-    elif kind == "bool":
-        value = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False,
-                 "off": False}.get(str(raw).strip().lower())  # fmt: skip
-        expected = "true or false"
-    elif kind == "list":
-        items = [str(item).strip() for item in (raw if isinstance(raw, list) else str(raw).split(","))]
-        value, expected = (",".join(items) if set(items) <= set(choices) else None), f"some of {', '.join(choices)}"
-    else:
-        value = raw.strip() if isinstance(raw, str) and "\x00" not in raw else None
-        value, expected = (value or None), (f"one of {', '.join(choices)}" if choices else "text")
-        if choices and value is not None:
-            value = value.lower() if value.lower() in choices else None
     minimum, maximum = metadata["minimum"], metadata["maximum"]
+    value = _PARSERS[kind](raw, choices)
     if value is None or (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
         invalid = "" if kind == "secret" else f" {raw!r:.60};"
+        expected = _EXPECTED[kind].format(minimum=minimum, maximum=maximum, choices=", ".join(choices))
         raise _invalid(origin, "INVALID_SETTING", f"is{invalid} not valid: use {expected}")
     return value
+
+
+def _parse_int(raw: Any, _: tuple[str, ...]) -> int | None:
+    return int(raw) if re.fullmatch(r"\d{1,9}", str(raw).strip()) else None
+
+
+def _parse_bool(raw: Any, _: tuple[str, ...]) -> bool | None:
+    return _BOOLEANS.get(str(raw).strip().lower())
+
+
+def _parse_list(raw: Any, choices: tuple[str, ...]) -> str | None:
+    items = [str(item).strip() for item in (raw if isinstance(raw, list) else str(raw).split(","))]
+    return ",".join(items) if set(items) <= set(choices) else None
+
+
+def _parse_word(raw: Any, choices: tuple[str, ...]) -> str | None:
+    word = (_parse_text(raw, ()) or "").lower()
+    return word if word in choices else None
+
+
+def _parse_text(raw: Any, _: tuple[str, ...]) -> str | None:
+    text = raw.strip() if isinstance(raw, str) and "\x00" not in raw else None
+    return text or None
+
+
+_BOOLEANS = {
+    "true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False
+}  # fmt: skip
+_PARSERS: dict[str, Callable[[Any, tuple[str, ...]], Any]] = {
+    "duration": lambda raw, _: parse_duration(raw),
+    "int": _parse_int,
+    "bool": _parse_bool,
+    "list": _parse_list,
+    "word": _parse_word,
+    "text": _parse_text,
+    "secret": _parse_text,
+}
+_EXPECTED = {
+    "duration": "a duration such as 500ms, 15m, 24h or 30d, of at least {minimum:g} s",
+    "int": "an integer from {minimum} to {maximum}",
+    "bool": "true or false",
+    "list": "some of {choices}",
+    "word": "one of {choices}",
+    "text": "text",
+    "secret": "text",
+}
 
 
 def _invalid(origin: str, code: str, message: str, fix: str = "") -> InvalidInput:

@@ -144,37 +144,57 @@ class Completer:
 
         Returns the completions that were not written because their rows are locked; write them again later.
         """
-        store, skip_locked = self.node.store, self.skip_locked
         retries, dispatched, final = _group_by_state(batch)
         locked: set[str] = set()
         if dispatched:
-            written_ids = await store.run_autocommit(complete.dispatch, dispatched, skip_locked=skip_locked)
-            unwritten = [completion for completion in dispatched if completion.id not in written_ids]
-            locked |= (await self._find_locked(unwritten)).keys()
-            for completion in unwritten:
-                # Reported already, so only the delivery record is stored.
-                if completion.id not in locked and completion.errors is not None:
-                    await store.run(external_reports.record_delivery, completion)
+            locked |= await self._write_dispatched(dispatched)
         if retries:
-            grouped = [completion for completion in retries if completion.group_queue is not None]
-            ungrouped = [completion for completion in retries if completion.group_queue is None]
-            rescheduled = (
-                await store.run_autocommit(complete.schedule_retries, ungrouped, skip_locked=skip_locked)
-                if ungrouped
-                else set()
+            locked_retries, cancelled = await self._write_retries(retries)
+            locked |= locked_retries
+            final += cancelled
+        if final:
+            locked |= await self._write_final(final)
+        return [completion for completion in batch if completion.id in locked] if locked else []
+
+    async def _write_dispatched(self, dispatched: list[Completion]) -> set[str]:
+        """Mark jobs as dispatched; of those reported already, only the delivery record is stored. Return locked ids."""
+        store = self.node.store
+        written = await store.run_autocommit(complete.dispatch, dispatched, skip_locked=self.skip_locked)
+        unwritten = [completion for completion in dispatched if completion.id not in written]
+        locked = (await self._find_locked(unwritten)).keys()
+        for completion in unwritten:
+            if completion.id not in locked and completion.errors is not None:
+                await store.run(external_reports.record_delivery, completion)
+        return set(locked)
+
+    async def _write_retries(self, retries: list[Completion]) -> tuple[set[str], list[Completion]]:
+        """Reschedule jobs for another attempt.
+
+        Return the locked ids, and final completions of those not rescheduled: a cancel was requested meanwhile (then
+        the job ends here), or the fence is stale.
+        """
+        store = self.node.store
+        grouped = [completion for completion in retries if completion.group_queue is not None]
+        ungrouped = [completion for completion in retries if completion.group_queue is None]
+        rescheduled: set[str] = set()
+        if ungrouped:
+            rescheduled |= await store.run_autocommit(
+                complete.schedule_retries, ungrouped, skip_locked=self.skip_locked
             )
-            if grouped:
-                rescheduled |= await store.run(serial.schedule_group_retries, grouped)
-            unwritten = [completion for completion in retries if completion.id not in rescheduled]
-            locked |= {
-                id_ for id_, cancel_requested in (await self._find_locked(unwritten)).items() if not cancel_requested
-            }
-            # Not rescheduled, because a cancel was requested meanwhile (then the job ends here) or the fence is stale.
-            final += [
-                dataclasses.replace(completion, state=JobState.CANCELLED)
-                for completion in unwritten
-                if completion.id not in locked
-            ]
+        if grouped:
+            rescheduled |= await store.run(serial.schedule_group_retries, grouped)
+        unwritten = [completion for completion in retries if completion.id not in rescheduled]
+        found = await self._find_locked(unwritten)
+        locked = {id_ for id_, cancel_requested in found.items() if not cancel_requested}
+        return locked, [
+            dataclasses.replace(completion, state=JobState.CANCELLED)
+            for completion in unwritten
+            if completion.id not in locked
+        ]
+
+    async def _write_final(self, final: list[Completion]) -> set[str]:
+        """End jobs, and report completions with a stale fence. Return locked ids."""
+        store, skip_locked = self.node.store, self.skip_locked
         watched, plain, serialized = _group_by_path(final)
         written: set[str] = set()
         if plain:
@@ -190,11 +210,10 @@ class Completer:
             written |= await store.run(serial.complete_serial, serialized, schedules, skip_locked=skip_locked)
         if watched:
             written |= await store.run(complete_with_notices, watched, skip_locked=skip_locked)
-        if len(written) < len(final):
-            unwritten = [completion for completion in final if completion.id not in written]
-            locked |= (await self._find_locked(unwritten)).keys()
-            self._report_stale([completion.id for completion in unwritten if completion.id not in locked])
-        return [completion for completion in batch if completion.id in locked] if locked else []
+        unwritten = [completion for completion in final if completion.id not in written]
+        locked = (await self._find_locked(unwritten)).keys()
+        self._report_stale([completion.id for completion in unwritten if completion.id not in locked])
+        return set(locked)
 
     async def _find_locked(self, unwritten: Collection[Completion]) -> dict[str, bool]:
         """Return the ids of unwritten completions whose fence is current, with their cancel_requested flag."""

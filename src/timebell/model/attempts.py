@@ -25,6 +25,7 @@ FIRST_RECORD_PREFIX_LENGTH = 200
 _FIRST_RECORD = re.compile(r'\[\{"attempt":\d+,"due":"([^"]+)","startedAt":"([^"]+)"')
 
 AttemptRecord = dict[str, Any]
+_NO_DETAILS = (None,) * 8
 
 
 def first_start(run_at: datetime, started_at: datetime, errors_prefix: str | None) -> tuple[datetime, datetime]:
@@ -89,12 +90,11 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
     completion.expected_state = attempt.state
     completion.group_queue = attempt.queue if attempt.group is not None else None
     completion.errors = attempt.errors
-    if (
-        completion.state is JobState.COMPLETED and attempt.errors is None and attempt.verdict is None
-        and attempt.source_read is None and attempt.progress is None and completion.reason is None
-        and completion.delivery_record is None
-        and completion.progress is None and completion.error is None
-    ):  # fmt: skip
+    details = (
+        attempt.errors, attempt.verdict, attempt.source_read, attempt.progress,
+        completion.reason, completion.error, completion.delivery_record, completion.progress,
+    )  # fmt: skip
+    if completion.state is JobState.COMPLETED and details == _NO_DETAILS:
         return completion  # the usual case: nothing to add to the attempt log
     completion.reason = None if completion.reason is None else sanitize_text(completion.reason, 200)
     completion.code = None if completion.code is None else sanitize_text(completion.code, 100)
@@ -104,16 +104,7 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
         completion.run_at = max(completion.run_at, attempt.scheduled_at)  # the database's clock may have been set back
     if lines and (completion.progress is not None or completion.state is JobState.COMPLETED):
         lines = [_without_progress(line) for line in lines]  # superseded by the latest progress or by the result
-    has_verdict = attempt.verdict is not None and completion.state in (JobState.COMPLETED, JobState.DISPATCHED)
-    if (
-        has_verdict
-        or attempt.source_read is not None
-        or attempt.progress is not None
-        or completion.error is not None
-        or completion.delivery_record is not None
-        or completion.progress is not None
-        or completion.state is JobState.PENDING
-    ):
+    if _needs_record(attempt, completion):
         line = _attempt_record(attempt, completion, node_id)
         if lines and lines[-1].get("attempt") == completion.attempt:  # merge the report with its dispatch
             line = {**lines.pop(), **line}
@@ -121,6 +112,17 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
     elif lines and completion.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):
         completion.errors = encode_recent(lines)
     return completion
+
+
+def _needs_record(attempt: Attempt, completion: Completion) -> bool:
+    if completion.state is JobState.PENDING:
+        return True
+    if attempt.verdict is not None and completion.state in (JobState.COMPLETED, JobState.DISPATCHED):
+        return True
+    details = (
+        attempt.source_read, attempt.progress, completion.error, completion.delivery_record, completion.progress
+    )  # fmt: skip
+    return any(detail is not None for detail in details)
 
 
 def _attempt_record(attempt: Attempt, completion: Completion, node_id: str) -> AttemptRecord:

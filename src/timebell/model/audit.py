@@ -192,25 +192,31 @@ class ScheduleAudit:
                 self._add_difference(Finding.EARLY, at, at, 1, "The job started before it was due.", row)
         planned = [row for row in own_rows if row.kind == Kind.PLANNED and row.reason != RESCHEDULED]
         backfills = [row for row in own_rows if row.kind == Kind.BACKFILL and row.created_at <= self._now]
+        covered = self._is_covered(at)
+        self._count_backfills(at, backfills)
+        if is_expected and not covered:
+            if planned:
+                self._report_missing_span()
+            else:
+                self._add_missing(at)
+        self._report_duplicates(at, planned, backfills, covered)
+        if planned and not covered:
+            self._count_decision(at, planned[0], is_expected)
+
+    def _count_backfills(self, at: datetime, backfills: list[RecordedJob]) -> None:
         self.counts.backfilled += len(backfills)
         for row in backfills:
             if not self._has_occurrence(row.revision, at):
                 self._add_unexpected(row)
-        covered = self._is_covered(at)
-        if is_expected and not covered:
-            if not planned:
-                self._add_missing(at)
-            else:
-                self._report_missing_span()
-        if not planned and not backfills:
-            return
+
+    def _report_duplicates(
+        self, at: datetime, planned: list[RecordedJob], backfills: list[RecordedJob], covered: bool
+    ) -> None:
         ran = [row for row in (*planned, *backfills) if row.has_run_or_will]
         if len(planned) > 1 or (covered and planned):
             self._add_difference(Finding.DUPLICATED, at, at, 1, "The occurrence was decided more than once.", *planned)
         elif len(ran) > 1:
             self._add_difference(Finding.DUPLICATED, at, at, 1, "The occurrence ran more than once.", *ran)
-        if planned and not covered:
-            self._count_decision(at, planned[0], is_expected)
 
     def _count_decision(self, at: datetime, row: RecordedJob, is_expected: bool) -> None:
         if row.is_range:

@@ -76,20 +76,15 @@ def plan(schedule: Schedule, now: datetime, live: int, concurrent: int = 0) -> P
     if cursor is None or cursor > now:
         return Plan(next_fire_at=cursor)
     if recurrence.spec.delay is not None:
-        if not live:
-            return Plan([_with_start_time(schedule, Fire(cursor), 0, 0, now)])
-        later = recurrence.next_after_run(None, now) if live == concurrent else None
-        return Plan([], [Skip(cursor, cursor, 1, Reason.OVERLAP)], later)
+        return _plan_fixed_delay(schedule, cursor, now, live, concurrent)
     until = now + MICROSECOND
     recent_from = max(cursor, now - timedelta(seconds=policies.missed_after))
     recent, following, error = _due_instants(recurrence, recent_from, until)
     if not recurrence.overrides and not policies.jitter and cursor == recent_from and len(recent) == 1:
         # Fast path: nothing is missed, moved or delayed. The general path below gives the same result, more slowly.
-        if not live:
-            return Plan([Fire(recent[0])], [], following, False, error)
-        planned, skipped = _apply_overlap(policies.overlap, recent, 0, live)
-        supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and bool(planned and live)
-        return Plan(planned, [Skip(at, at, 1, Reason.OVERLAP) for at in skipped], following, supersedes, error)
+        occurrence = _plan_instant(schedule, recent[0], live)
+        occurrence.next_fire_at, occurrence.error = following, error
+        return occurrence
     overridden = _override_skips(schedule, cursor, until)
     if overridden:
         recent = [at for at in recent if at not in {skip.at for skip in overridden}]
@@ -107,6 +102,23 @@ def plan(schedule: Schedule, now: datetime, live: int, concurrent: int = 0) -> P
     supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and not fires and bool(planned and live)
     planned = [_with_start_time(schedule, fire, n, len(fires), now) for n, fire in enumerate(planned)]
     return Plan([*waiting, *planned], [*overridden, *skips], following, supersedes, error)
+
+
+def _plan_fixed_delay(schedule: Schedule, cursor: datetime, now: datetime, live: int, concurrent: int) -> Plan:
+    if not live:
+        return Plan([_with_start_time(schedule, Fire(cursor), 0, 0, now)])
+    later = schedule.recurrence.next_after_run(None, now) if live == concurrent else None
+    return Plan([], [Skip(cursor, cursor, 1, Reason.OVERLAP)], later)
+
+
+def _plan_instant(schedule: Schedule, at: datetime, live: int) -> Plan:
+    """Apply the overlap policy to one occurrence; the cursor stays."""
+    if not live:
+        return Plan([Fire(at)], next_fire_at=schedule.next_fire_at)
+    overlap = schedule.policies.overlap
+    fires, skipped = _apply_overlap(overlap, [at], 0, live)
+    skips = [Skip(at, at, 1, Reason.OVERLAP) for at in skipped]
+    return Plan(fires, skips, schedule.next_fire_at, overlap is Overlap.CANCEL_PREVIOUS and bool(fires))
 
 
 def _due_instants(
@@ -187,9 +199,7 @@ def skip_paused(schedule: Schedule, now: datetime) -> Plan:
 
 def plan_manual(schedule: Schedule, now: datetime, live: int) -> Plan:
     """Plan an occurrence triggered manually at `now`, subject to the overlap policy."""
-    fires, skipped = _apply_overlap(schedule.policies.overlap, [now], 0, live)
-    supersedes = schedule.policies.overlap is Overlap.CANCEL_PREVIOUS and bool(live)
-    return Plan(fires, [Skip(at, at, 1, Reason.OVERLAP) for at in skipped], schedule.next_fire_at, supersedes)
+    return _plan_instant(schedule, now, live)
 
 
 def queue_in_order(instants: Sequence[datetime], live: int) -> list[Fire]:

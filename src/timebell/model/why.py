@@ -92,29 +92,34 @@ class Explanation:
 def explain(facts: OccurrenceFacts, at: datetime, now: datetime) -> Explanation:
     """Explain the decisions and events that led to the outcome of the instant."""
     ordered = sorted(facts.revisions, key=lambda one: one.number)
-    earlier = [one for one in ordered if one.effective_at < at]
-    revision = earlier[-1] if earlier else None
-    rows = sorted(facts.rows, key=lambda job: (job.kind != Kind.PLANNED, job.id))
+    revision = next((one for one in reversed(ordered) if one.effective_at < at), None)
     recurrence = None if revision is None else revision.recurrence
-    known = recurrence is not None and (recurrence.spec.delay is None and recurrence.has(at))
+    rows = sorted(facts.rows, key=lambda job: (job.kind != Kind.PLANNED, job.id))
+    is_occurrence = recurrence is not None and recurrence.spec.delay is None and recurrence.has(at)
+    before, after = _neighbors(recurrence or (ordered[0].recurrence if ordered else None), at)
+    outcome = _outcome(rows)
     sentences = list(_describe_revision(facts, ordered, revision, at))
-    sentences += _describe_occurrence(facts, ordered, revision, at) if recurrence is not None else ()
+    if revision is not None:
+        sentences += _describe_occurrence(facts, ordered, revision, at)
     for job in rows:
         sentences += _describe_job(facts, revision, job, at, now)
-    outcome = _outcome(rows)
-    if not rows and known:
+    if not rows and is_occurrence:
         outcome, sentence = _describe_undecided(facts, at, now)
         sentences.append(sentence)
-    neighbors = _neighbors(recurrence or (ordered[0].recurrence if ordered else None), at)  # before, after
-    if not known and not rows:
-        nearest = " and ".join(_format(one) for one in neighbors if one)
-        sentences += [f"The nearest occurrences are {nearest}."] if any(neighbors) else []
+    elif not rows:
+        sentences += _describe_nearest(before, after)
     return Explanation(
         schedule_id=facts.schedule_id, schedule=facts.schedule.name if facts.schedule else facts.schedule_id, at=at,
-        occurrence=known or bool(rows), outcome=outcome, sentences=sentences,
-        revision=None if revision is None else revision.number, before=neighbors[0], after=neighbors[1],
+        occurrence=is_occurrence or bool(rows), outcome=outcome, sentences=sentences,
+        revision=None if revision is None else revision.number, before=before, after=after,
         jobs=[job.id for job in rows],
     )  # fmt: skip
+
+
+def _describe_nearest(before: datetime | None, after: datetime | None) -> Iterator[str]:
+    nearest = [_format(one) for one in (before, after) if one is not None]
+    if nearest:
+        yield f"The nearest occurrences are {' and '.join(nearest)}."
 
 
 def _describe_revision(
@@ -138,10 +143,9 @@ def _describe_revision(
 
 
 def _describe_occurrence(
-    facts: OccurrenceFacts, ordered: Sequence[Revision], revision: Revision | None, at: datetime
+    facts: OccurrenceFacts, ordered: Sequence[Revision], revision: Revision, at: datetime
 ) -> Iterator[str]:
     """Describe whether the instant is an occurrence of the revision, and what moved or excluded it."""
-    assert revision is not None
     recurrence = revision.recurrence
     if recurrence.spec.delay is not None:
         yield "The schedule has a fixed delay: each run determines the next one, so no instants are known in advance."
@@ -157,6 +161,12 @@ def _describe_occurrence(
             yield "A clock change repeats its local time on that day."
         return
     yield "It is not an occurrence of that revision."
+    yield from _describe_exclusion(recurrence, at)
+    yield from _describe_other_revision(facts, ordered, revision, at)
+
+
+def _describe_exclusion(recurrence: Recurrence, at: datetime) -> Iterator[str]:
+    """Describe why the calendar, start or end of a recurrence excludes an instant, if one of them does."""
     spec = recurrence.spec
     if isinstance(spec, OnCalendar) and _without_calendar(recurrence, spec).has(at):
         name = spec.calendar.name
@@ -165,16 +175,22 @@ def _describe_occurrence(
         yield f"The schedule starts at {_format(recurrence.start)}."
     elif recurrence.end is not None and at >= recurrence.end:
         yield f"The schedule ended at {_format(recurrence.end)}."
+
+
+def _describe_other_revision(
+    facts: OccurrenceFacts, ordered: Sequence[Revision], revision: Revision, at: datetime
+) -> Iterator[str]:
+    """Describe the revision nearest to `revision` that has the instant, if there is one."""
     others = [one for one in ordered if one.recurrence.spec.delay is None and one.recurrence.has(at)]
-    if others:
-        other = min(others, key=lambda each: abs(each.number - revision.number))
-        preposition = "until" if other.number < revision.number else "since"
-        edit = other if other.number > revision.number else ordered[ordered.index(other) + 1]
-        by = _actor_note(facts, edit.effective_at)
-        yield (
-            f"It is an occurrence of revision {other.number}, in effect {preposition} the edit at"
-            f" {_format(edit.effective_at)}{by}."
-        )
+    if not others:
+        return
+    other = min(others, key=lambda each: abs(each.number - revision.number))
+    preposition = "until" if other.number < revision.number else "since"
+    edit = other if other.number > revision.number else ordered[ordered.index(other) + 1]
+    yield (
+        f"It is an occurrence of revision {other.number}, in effect {preposition} the edit at"
+        f" {_format(edit.effective_at)}{_actor_note(facts, edit.effective_at)}."
+    )
 
 
 def _without_calendar(recurrence: Recurrence, spec: OnCalendar) -> Recurrence:
@@ -301,34 +317,43 @@ def _describe_skip(
     )
     lateness = _lateness_note(decided - at)
     yield f"{subject} was skipped ({job.reason}){others}; this was decided at {_format(decided)}{lateness}."
-    if job.reason == Reason.PAUSED:
-        pause = [
-            act for act in facts.audit_entries if act.action.endswith(".pause") and act.at <= at + AUDIT_MATCH_TOLERANCE
-        ]
-        resume = [act for act in facts.audit_entries if act.action.endswith(".resume") and act.at >= at]
-        from_ = f" from {_format(pause[-1].at)} (by {pause[-1].actor})" if pause else ""
-        to = (
-            f" to {_format(resume[0].at)} (by {resume[0].actor})"
-            if resume
-            else f" until {_format(decided)} at the latest"
-        )
-        yield f"The schedule was paused{from_}{to}." + _pause_note(facts)
-        if job.error is not None and (facts.schedule is None or facts.schedule.enabled):
+    match job.reason:
+        case Reason.PAUSED:
+            yield from _describe_pause(facts, job, at, decided)
+        case Reason.OVERLAP:
+            yield from _describe_overlap(facts, revision)
+        case Reason.CONDITION:
+            yield from _describe_condition((job.result or {}).get("condition") or {})
+        case Reason.QUOTA if job.error is not None:
             yield f"{job.error}."
-    elif job.reason == Reason.OVERLAP:
-        for other in facts.overlapping_jobs:
-            end = f"it finished at {_format(other.finished_at)}" if other.finished_at else "it still is not"
-            yield f"Job {other.id} of {_format(other.scheduled_at)} was not finished at that time ({end})."
-        if revision is not None:
-            yield f"The overlap policy of the schedule is {revision.policies.overlap}."
-    elif job.reason == Reason.CONDITION:
-        yield from _describe_condition((job.result or {}).get("condition") or {})
-    elif job.reason == Reason.QUOTA and job.error is not None:
+        case Reason.MISSED | Reason.COALESCED | Reason.EXPIRED:
+            yield _describe_nodes(facts, at)
+            if revision is not None:
+                yield _describe_catch_up(revision, job)
+
+
+def _describe_pause(facts: OccurrenceFacts, job: Job, at: datetime, decided: datetime) -> Iterator[str]:
+    """Describe from when to when the schedule was paused, and by whom."""
+    pauses = [entry for entry in facts.audit_entries if entry.action.endswith(".pause")]
+    pause = next((entry for entry in reversed(pauses) if entry.at <= at + AUDIT_MATCH_TOLERANCE), None)
+    resumes = (entry for entry in facts.audit_entries if entry.action.endswith(".resume") and entry.at >= at)
+    resume = next(resumes, None)
+    start = "" if pause is None else f" from {_format(pause.at)} (by {pause.actor})"
+    end = f" until {_format(decided)} at the latest"
+    if resume is not None:
+        end = f" to {_format(resume.at)} (by {resume.actor})"
+    yield f"The schedule was paused{start}{end}." + _pause_note(facts)
+    if job.error is not None and (facts.schedule is None or facts.schedule.enabled):
         yield f"{job.error}."
-    elif job.reason in (Reason.MISSED, Reason.COALESCED, Reason.EXPIRED):
-        yield _describe_nodes(facts, at)
-        if revision is not None:
-            yield _describe_catch_up(revision, job)
+
+
+def _describe_overlap(facts: OccurrenceFacts, revision: Revision | None) -> Iterator[str]:
+    """Describe the jobs that were live, and the policy."""
+    for other in facts.overlapping_jobs:
+        end = f"it finished at {_format(other.finished_at)}" if other.finished_at else "it still is not"
+        yield f"Job {other.id} of {_format(other.scheduled_at)} was not finished at that time ({end})."
+    if revision is not None:
+        yield f"The overlap policy of the schedule is {revision.policies.overlap}."
 
 
 def _describe_condition(verdict: dict[str, Any]) -> Iterator[str]:
