@@ -56,12 +56,13 @@ fuzz: $(VENV)/.dev ## generated API requests: all checks of Schemathesis, then 1
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens
 
-check: $(VENV)/.dev ## format, lint, types, import directions, language
+check: $(VENV)/.dev ## format, lint, types, import directions, language, licenses
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/style.py
+	$(BIN)/python -m scripts.licenses
 	@echo "check: all fine"
 
 format: $(VENV)/.dev ## put the code into shape

@@ -18,7 +18,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-_PIN = re.compile(
+PIN = re.compile(
     r"^(?P<name>[\w.-]+)==(?P<version>[^\s;\\]+)(?: ;[^\\\n]+)?(?P<hashes>(?: ?\\\n    --hash=\S+)*)", re.MULTILINE
 )
 _NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")  # the OID namespace of RFC 9562; any fixed value works
@@ -60,7 +60,7 @@ def sbom() -> dict[str, Any]:
     from hatch_version import version
 
     graph = dependency_graph()
-    pinned = {canonical(pin["name"]): pin for pin in _PIN.finditer((ROOT / "requirements" / "run.txt").read_text())}
+    pinned = {canonical(pin["name"]): pin for pin in PIN.finditer((ROOT / "requirements" / "run.txt").read_text())}
     release = version()
     components = [_component(name, pinned[name]) for name in sorted(graph.keys() - {"timebell"})]
     refs = {each["name"]: each["bom-ref"] for each in components} | {"timebell": f"pkg:pypi/timebell@{release}"}
