@@ -110,21 +110,29 @@ def test_ledgers_are_never_overwritten(ledgers: Path) -> None:
     assert "has ledgers already" in done.stderr
 
 
-def read_verdict(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, Any]:
-    """Return the summary of a run, and assert that no guarantee was violated; a verdict UNKNOWN is accepted."""
-    assert done.returncode in (0, 1, 2), done.stderr
-    summary: dict[str, Any] = json.loads((folder / "run" / "verdict.json").read_text())
-    # Lateness is meaningless on a machine whose CPUs were busy most of the time.
-    busy = any("waited for a CPU" in reason for reason in summary["why"])
-    violated = set(summary["failed"]) - ({"late", "lost-unkeyed", "not-healed"} if busy else set())
-    assert not violated, done.stdout
-    assert summary["audited"]["differences"] == 0
-    return summary
+# Without a CPU everything is late, and these classes follow from lateness. No other violation is ever excused.
+LATENESS = frozenset({"late", "lost-unkeyed", "not-healed"})
+
+
+def run_torture(folder: Path, *args: str, seconds: float = 900) -> dict[str, Any]:
+    """Return the summary of a run without a violation; a verdict UNKNOWN is accepted.
+
+    A run that had no CPU and was late is repeated once; if this is late for the same reason, the test is skipped.
+    """
+    for out in ("run", "repeated"):
+        done = torture(folder, *args, "--out", out, seconds=seconds)
+        assert done.returncode in (0, 1, 2), done.stderr
+        summary: dict[str, Any] = json.loads((folder / out / "verdict.json").read_text())
+        assert set(summary["failed"]) <= LATENESS, done.stdout
+        assert summary["audited"]["differences"] == 0
+        if not summary["failed"]:
+            return summary
+        assert any("waited for a CPU" in reason for reason in summary["why"]), done.stdout
+    pytest.skip("the machine had no CPU for the nodes in two runs")
 
 
 def test_two_minutes_of_the_most_frequent_faults(tmp_path: Path) -> None:
-    args = ["--minutes", "2", "--rate", "12", "--faults", "kill,point,dbstop,cut,freeze", "--out", "run"]
-    summary = read_verdict(torture(tmp_path, *args, seconds=900), tmp_path)
+    summary = run_torture(tmp_path, "--minutes", "2", "--rate", "12", "--faults", "kill,point,dbstop,cut,freeze")
     assert summary["expected"]["must"] > 100
     assert sum(count for kind, count in summary["faults"].items() if kind not in ("stall", "starved")) >= 3
 
@@ -141,14 +149,14 @@ def test_a_run_that_is_too_short_for_its_faults_is_known_beforehand(minutes: flo
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["postgres", "pgbouncer", "mariadb", "sqlite"])
 def test_three_minutes_of_all_faults(store: str, tmp_path: Path) -> None:
-    read_verdict(torture(tmp_path, "--minutes", "3", "--store", store, "--out", "run", seconds=500), tmp_path)
+    run_torture(tmp_path, "--minutes", "3", "--store", store)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("store", "minutes", "rate"), [("postgres", 30, 110), ("sqlite", 10, 20)])
 def test_long_runs_of_all_faults(store: str, minutes: int, rate: int, tmp_path: Path) -> None:
     args = ["--minutes", str(minutes), "--store", store, "--rate", str(rate), "--seed", str(time.time_ns() % 10**6)]
-    summary = read_verdict(torture(tmp_path, *args, "--out", "run", seconds=minutes * 60 + 900), tmp_path)
+    summary = run_torture(tmp_path, *args, seconds=minutes * 60 + 900)
     assert summary["recovery"]["node"]["max"] <= 21
 
 
@@ -157,8 +165,8 @@ def test_long_runs_of_all_faults(store: str, minutes: int, rate: int, tmp_path: 
 def test_each_fault_takes_effect(fault: str, tmp_path: Path) -> None:
     if reason := capabilities.missing_requirement(fault, "postgres"):
         pytest.skip(f"{fault}: {reason}")
-    args = ["--minutes", "1.2", "--rate", "15", "--faults", fault, "--out", "run"]
-    assert read_verdict(torture(tmp_path, *args, seconds=900), tmp_path)["faults"].get(fault, 0) >= 1
+    summary = run_torture(tmp_path, "--minutes", "1.2", "--rate", "15", "--faults", fault)
+    assert summary["faults"].get(fault, 0) >= 1
 
 
 @pytest.mark.slow
