@@ -168,7 +168,7 @@ def completions(model: Machine, by_id: dict[str, Row]) -> None:
                 job_id in model.cancels or job_id in model.replaced or row.reason in _REASONS or row.schedule_id in may
             )
             assert why or (row.reason == "discarded" and model.discarded), f"cancelled: without request: {row}"
-        settled = last is not None and last.ended is not None and last.ended < now
+        settled = last is not None and last.ended is not None and last.ended < now - model.write_delay
         quiet = last is not None and not ledger.had_fault(last.node, last.began - RECONNECT_DELAY, now)
         if last is not None and settled and last.outcome == "done" and quiet:
             assert row.state == "completed" and row.attempt == last.attempt, f"lost: {last} is done: {row}"
@@ -217,7 +217,9 @@ def skips(model: Machine, rows: list[Row], of: dict[str, list[Row]]) -> None:
             assert any(
                 (one.state != "skipped" or one.reason == "expired")
                 and one.id != row.id
-                and one.created_at <= row.finished_at <= (one.finished_at or row.finished_at)
+                and one.created_at - model.claim_delay
+                <= row.finished_at
+                <= (one.finished_at or row.finished_at) + model.write_delay
                 for one in of[row.schedule_id or ""]
             ), f"skipped: no job was live: {row}"
         elif row.reason != "overlap":

@@ -171,6 +171,7 @@ class Machine(Clients):
         """End all faults and ensure that nodes run."""
         world = self.world
         world.clear_faults()
+        world.delay_requests(None)
         world.keep_heartbeats = self.rows_damaged
         for queue in list(self.paused_queues):
             self.let_go(queue)

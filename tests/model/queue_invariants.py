@@ -39,11 +39,11 @@ def rate(model: Machine, by_id: dict[str, Row]) -> None:
         return
     began = [one.began for one in model.ledger.effects if by_id[one.job_id].queue == QUEUE]
     for first, last in zip(began, began[most:], strict=False):
-        if last - first < per:
+        if last - first < per - model.claim_delay:
             assert model.ledger.any_fault(first - START_DELAY, last), f"rate: {most + 1} from {first} to {last}"
     left = any(at >= now - per - START_DELAY for at, _ in model.ledger.drains)
     if not left and not model.ledger.any_fault(now - per - START_DELAY, now):
-        counted = sum(count for at, count in starts(model.world, QUEUE) if at > now - per)
+        counted = sum(count for at, count in starts(model.world, QUEUE) if now - per < at <= now - model.claim_delay)
         seen = sum(at > now - per for at in began)
         assert counted <= seen, f"rate: {counted} starts are counted, and there were {seen} since {now - per}"
 
@@ -53,7 +53,7 @@ def halted(model: Machine, by_id: dict[str, Row]) -> None:
     halts = [*model.queue_pauses, *((name, since, model.world.now) for name, since in model.paused_queues.items())]
     for queue, since, until in halts:
         for effect in model.ledger.effects:
-            if since < effect.began < until and queue in ("*", by_id[effect.job_id].queue):
+            if since + model.claim_delay < effect.began < until and queue in ("*", by_id[effect.job_id].queue):
                 assert model.ledger.had_fault(effect.node, since, effect.began), (
                     f"halted: {queue} at {since}, and {effect}"
                 )
@@ -83,6 +83,7 @@ def prompt(model: Machine, rows: list[Row], moments: dict[str, tuple[datetime | 
     if (
         not model.world.nodes
         or model.rows_damaged
+        or len(model.world.services) < len(model.world.nodes)  # a node is starting
         or now - model.clock_stepped_at < WRITE_DELAY
         or model.ledger.any_fault(now - WRITE_DELAY, now)
     ):
@@ -107,5 +108,7 @@ def prompt(model: Machine, rows: list[Row], moments: dict[str, tuple[datetime | 
 def _ready_since(model: Machine, row: Row) -> datetime | None:
     """Return the instant from which a never blocked one-time job may start; None if unknown."""
     since = max(row.run_at, row.created_at)
+    if model.claim_delay:  # a start takes time
+        since = max(since, *model.world.started_at.values())
     free = row.queue != QUEUE and not any(until > since for _, _, until in model.queue_pauses)
     return since if free and row.schedule_id is None and row.attempt == 0 else None

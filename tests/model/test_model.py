@@ -16,7 +16,6 @@ from tests.model.mutants import MUTANTS, Mutant
 from timebell.errors import TimebellError
 
 EXAMPLES, STEPS, EXAMPLES_PER_MUTANT = 40, 30, 600
-UNDETECTED = {"leases are judged by the database's clock"}
 PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
 
 
@@ -42,12 +41,8 @@ def test_thousands_of_random_histories_keep_all_invariants(machine: type[Machine
     run(int(os.environ.get("TIMEBELL_TEST_EXAMPLES", "5000")), machine, random=True)
 
 
-def _marks(mutant: Mutant) -> list[pytest.MarkDecorator]:
-    unseen = pytest.mark.xfail(reason="the model does not detect it, torture does: docs/internals/proof.md")
-    return [pytest.mark.slow, *([unseen] if mutant.name in UNDETECTED else [])]
-
-
-@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name, marks=_marks(one)) for one in MUTANTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name) for one in MUTANTS])
 def test_the_model_detects_each_seeded_bug(mutant: Mutant) -> None:
     before = Machine.made
     with mutant.seeded(), pytest.raises(BaseException) as caught:

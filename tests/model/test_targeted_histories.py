@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.model.inputs import Drawn, Grid
 from tests.model.mutants import MUTANTS
 
 NO_LIMITS = {"concurrency": None, "concurrency_per_group": None, "rate": None, "per": 10}
+INTERLEAVINGS = int(os.environ.get("TIMEBELL_TEST_INTERLEAVINGS", "70"))
+"""Orders of operations in which each history is run: about a thousand in all."""
 POLICIES = {"catch_up": "latest", "catch_up_limit": 100, "catch_up_window": 86_400}
 
 
@@ -27,7 +30,7 @@ def each(seconds: int, plan: dict[str, Any] = does("ok"), **policies: Any) -> Dr
 
 def begin(model: ExtendedMachine, schedule: Drawn = each(3600), **limits: int) -> None:  # noqa: B008 - a constant value
     """Start two nodes without other work."""
-    model.begin(2, NO_LIMITS | limits, schedule, each(3600), does("ok"))
+    model.begin(2, NO_LIMITS | limits, schedule, each(3600), does("ok"), model.interleaving)
     model.advance(10)
 
 
@@ -63,6 +66,13 @@ def own_lease(model: ExtendedMachine) -> None:
     begin(model)
     model.create(does("hang", 400), 0, False, {}, 1)
     model.cut(0, True, 60, 70)
+
+
+def stepped_clock(model: ExtendedMachine) -> None:
+    """Step the clock while a job runs; in some interleavings, no renewal is between two observations of its lease."""
+    begin(model)
+    model.create(does("ok", 39), 0, False, {}, 1)
+    model.step_clock(30, 0)
 
 
 def muted_notifications(model: ExtendedMachine) -> None:
@@ -138,9 +148,10 @@ AIMED: dict[str, tuple[Callable[[ExtendedMachine], None], str]] = {
 """The history for each bug, and the rule that it violates."""
 
 
-def play(history: Callable[[ExtendedMachine], None]) -> None:
-    """Run a history including its teardown."""
+def play(history: Callable[[ExtendedMachine], None], interleaving: int = 0) -> None:
+    """Run a history including its teardown, with the given order of operations (0: no request takes time)."""
     model = ExtendedMachine()
+    model.interleaving = interleaving
     try:
         history(model)
         invariants.check(model)
@@ -157,3 +168,16 @@ def test_a_targeted_history_detects_its_bug_and_passes_without_it(bug: str) -> N
     mutant = next(one for one in MUTANTS if one.name == bug)
     with mutant.seeded(), pytest.raises(AssertionError, match=f"^{rule}: "):
         play(history)
+
+
+@pytest.mark.parametrize("history", [*dict.fromkeys(one for one, _ in AIMED.values()), stepped_clock])
+def test_targeted_histories_pass_in_every_order_of_operations(history: Callable[[ExtendedMachine], None]) -> None:
+    for interleaving in range(1, INTERLEAVINGS + 1):
+        play(history, interleaving)
+
+
+def test_some_order_of_operations_detects_leases_judged_by_the_clock_of_the_database() -> None:
+    mutant = next(one for one in MUTANTS if one.name == "leases are judged by the database's clock")
+    with mutant.seeded(), pytest.raises(AssertionError, match=r"^again: "):
+        for interleaving in range(1, 101):  # about one in seven detects it
+            play(stepped_clock, interleaving)

@@ -121,7 +121,8 @@ class SimulatedDatabase(SqliteStore):
 
     async def _acquire_lock(self) -> None:
         try:
-            await asyncio.wait_for(self._write_lock.acquire(), LOCK_TIMEOUT_SECONDS)
+            async with asyncio.timeout(LOCK_TIMEOUT_SECONDS):  # wait_for may lose a cancel (bpo-37658)
+                await self._write_lock.acquire()
         except TimeoutError:
             raise StoreUnreachable(
                 "The simulated database is locked by a handler with an open transaction.",
@@ -228,6 +229,8 @@ class DatabaseLink:
         self.is_cut = False
         self.pending_fault: tuple[str, Callable[[], bool]] | None = None
         """A fault point and the fault to apply there, which returns whether it aborts the operation."""
+        self.latency: Callable[[], float] | None = None
+        """Returns the seconds that the next request or reply takes; None: no time passes."""
         self._database = database
         self._name = name
 
@@ -242,22 +245,26 @@ class DatabaseLink:
         """Do nothing: the simulation closes the database."""
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        database = self._database
-        if database.multi_node or self.is_cut or database.is_down or database._write_lock.locked():
-            await self._wait_until_reachable()
-        if self.pending_fault is None:
-            return database.execute_now(database._transact, operation, args, kwargs)
-        with self._inject_fault(operation):
-            return database.execute_now(database._transact, operation, args, kwargs)
+        return await self._execute(self._database._transact, operation, args, kwargs)
 
     async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        database = self._database
+        return await self._execute(self._database._autocommit, operation, args, kwargs)
+
+    async def _execute(self, executor: Any, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+        database, latency = self._database, self.latency
+        if latency is not None:
+            await asyncio.sleep(latency())  # noqa: TID251 - exact on virtual time
         if database.multi_node or self.is_cut or database.is_down or database._write_lock.locked():
             await self._wait_until_reachable()
         if self.pending_fault is None:
-            return database.execute_now(database._autocommit, operation, args, kwargs)
-        with self._inject_fault(operation):
-            return database.execute_now(database._autocommit, operation, args, kwargs)
+            result: R = database.execute_now(executor, operation, args, kwargs)
+        else:
+            with self._inject_fault(operation):
+                result = database.execute_now(executor, operation, args, kwargs)
+        if latency is not None:
+            await asyncio.sleep(latency())  # noqa: TID251 - exact on virtual time
+            self._check_reachable()  # otherwise the reply is lost
+        return result
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation on the caller's own connection."""

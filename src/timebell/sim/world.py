@@ -91,11 +91,14 @@ class World:
         self._pending_starts: dict[str, asyncio.TimerHandle] = {}
         self._faults: list[Fault] = []
         self._frozen_nodes = FrozenNodes(self._loop)
+        self.started_at: dict[str, datetime] = {}
+        """The latest instant at which each node had started."""
         self.fault_events: list[FaultEvent] = []
         """The faults that were applied so far, in order."""
         self.keep_heartbeats = False
         """Set to run heartbeats even while idle, for tests that corrupt rows: heartbeats repair them."""
         self._started = False
+        self._latency: Callable[[], float] | None = None
         self._target_time: tuple[float, asyncio.Future[None]] | None = None
         self._reported: set[tuple[str, int, JobState]] = set()
         self._reported_at = UNIX_EPOCH
@@ -222,6 +225,15 @@ class World:
         for node in self._find_running(name):
             self._freeze(node, seconds)
 
+    def delay_requests(self, latency: Callable[[], float] | None) -> None:
+        """Delay each request of a node to the database, and each reply, by the seconds that `latency` returns.
+
+        Operations of the nodes, and of the loops within a node, then happen in other orders. None: no delay.
+        """
+        self._latency = latency
+        for node in self._running:
+            node.link.latency = latency
+
     def mute_notifications(self, seconds: float) -> None:
         """Suppress notifications of writes for some time; nodes then depend on polling."""
         self._set_notifications_muted(True)
@@ -345,6 +357,7 @@ class World:
         assert self.app is not None
         self._pending_starts.pop(name, None)
         link = DatabaseLink(self.database, name)
+        link.latency = self._latency
         heartbeat_alarm = HeartbeatAlarm(self.clock)
         node = _NodeRun(name, self.app._clone_for_node(link, self.clock, heartbeat_alarm), link, heartbeat_alarm)
         self._running.append(node)
@@ -363,6 +376,7 @@ class World:
             try:
                 async with node.app.running(name=node.name, **self._options) as service:
                     node.service = service
+                    self.started_at[node.name] = self.now
                     node.start_attempted.set()
                     await node.stop_requested.wait()
             except StoreError as error:  # a process supervisor would restart it
