@@ -1,4 +1,4 @@
-"""Checks of the Dockerfile and the Compose file that need no container runtime."""
+"""Checks of the Dockerfile, the Compose file and the issue forms that need no container runtime."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_compose_file_uses_existing_settings_and_secrets() -> None:
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [("hadolint", ["deploy/Dockerfile"]),
-     ("check-jsonschema", ["--builtin-schema", "vendor.compose-spec", "deploy/compose.yaml"])],
+     ("check-jsonschema", ["--builtin-schema", "vendor.compose-spec", "deploy/compose.yaml"]),
+     ("check-jsonschema", ["--builtin-schema", "vendor.github-issue-forms", ".github/ISSUE_TEMPLATE/bug.yml",
+                           ".github/ISSUE_TEMPLATE/feature.yml"])],
 )  # fmt: skip
 def test_linters_report_nothing(program: str, arguments: list[str]) -> None:
     found = shutil.which(program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
