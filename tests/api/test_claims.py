@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -276,6 +277,14 @@ async def test_nodes_show_workers_of_the_own_tenant_and_drain_them(make: Make) -
 async def test_invalid_claims_are_refused(make: Make, body: dict[str, Any], status: int, code: str) -> None:
     async with make() as web:
         is_problem(await web.post("/claims", body), status, code)
+
+
+async def test_a_node_without_a_secret_key_claims_nothing(make: Make) -> None:
+    async with served(make) as web:
+        id_ = await create(web)
+        web.app.settings = replace(web.app.settings, secret_key=None)
+        is_problem(await web.post("/claims", {"worker": "w", "topics": ["mail.send"]}), 403, "SECRET_KEY_MISSING")
+        assert (await job(web, id_))["status"] == "pending"
 
 
 async def test_a_process_without_an_engine_serves_claims(make: Make) -> None:

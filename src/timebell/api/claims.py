@@ -170,6 +170,7 @@ class ReportsOut(ResponseBody):
 @routes.post("/claims", response_model=ClaimOut, **read_route(Role.OPERATOR))
 async def claim_jobs(body: ClaimIn, ctx: Context, request: Request) -> Response:
     """Claim due jobs for a worker; without any, wait for the next one. Claiming a job starts an attempt of it."""
+    attempt_token(ctx.app.settings.secret_key, "", 0)  # a node without a secret key cannot make tokens: refuse first
     remote = ctx.app.remote_workers
     claim = ClaimRequest(_worker(ctx, body), body.claim_id, body.max, body.lease_seconds, body.wait_seconds)
     with _count_waiting(ctx):
