@@ -15,30 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, blocks
-from timebell.api import v1
 
 from .server import TIMEOUT_SECONDS, Server, running, running_server, wait_until
+from .typescript import CLIENT, build
 
-ROOT = Path(__file__).parents[2]
-CLIENT = ROOT / "clients" / "typescript"
 JOB_COUNT = int(os.environ.get("TIMEBELL_TEST_CLIENT_JOBS", "2000"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    """Generate and compile the client, as for a release."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node is not installed")
-    if not (CLIENT / "node_modules").exists():
-        installed = subprocess.run(
-            ["npm", "ci", "--no-audit", "--no-fund"], cwd=CLIENT, capture_output=True, check=False
-        )
-        if installed.returncode:
-            pytest.skip(f"npm ci failed: {installed.stderr.decode()[-300:]}")
-    (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build" / "openapi.json").write_bytes(v1.render_openapi())
-    compiled = subprocess.run(["npm", "run", "build"], cwd=CLIENT, capture_output=True, text=True, check=False)
-    assert compiled.returncode == 0, compiled.stdout + compiled.stderr
+    build()
 
 
 @pytest.fixture
