@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Separate distributions of this repository, which the tests and the benchmarks use.
-PACKAGES := packages/timebell-fcm-emulator packages/timebell-torture
+PACKAGES := packages/timebell-celery packages/timebell-fcm-emulator packages/timebell-torture
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server --extra secrets --extra oidc pyproject.toml requirements/build.in
 
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.

@@ -185,6 +185,10 @@ if __name__ == "__main__":
             sys.exit(job_profile.main(sys.argv[2:]))
         if sys.argv[1:2] == ["http"]:
             sys.exit(over_http.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["remote"]:
+            from benchmarks import remote
+
+            sys.exit(remote.main(sys.argv[2:]))
         if sys.argv[1:2] == ["pages"]:
             sys.exit(pages.main(sys.argv[2:]))
         if sys.argv[1:2] == ["forecast"]:

@@ -6,6 +6,7 @@ The clients use plain sockets, so that they need little CPU compared with the se
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 import time
@@ -22,6 +23,7 @@ CHUNK = 65_536
 async def serve(url: str, _: dict[str, Any]) -> None:
     """Run a node with its API until standard input closes."""
     app = Timebell(url, timezone="UTC")
+    app.settings = dataclasses.replace(app.settings, secret_key="a secret key of the benchmark")
     listening = server.bind("127.0.0.1", 0)
     web = server.HttpApp(app, [health.router(app), v1.build_routes(app.features)], allow_local=True)
     async with server.serving(web, listening), app.running():

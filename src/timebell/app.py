@@ -30,8 +30,9 @@ from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
 from timebell.engine.arrival_stream import ArrivalHub
 from timebell.engine.history_check import check_history
-from timebell.engine.node import Node
+from timebell.engine.node import Node, NodeOptions
 from timebell.engine.planner import build_job
+from timebell.engine.remote_workers import RemoteWorkers
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
 from timebell.engine.wakeups import Wakeups
@@ -135,6 +136,7 @@ class Timebell(DecoratorMixin):
         self._clock_measured_at = 0.0
         self.service: Service | None = None
         self._arrival_hub: ArrivalHub | None = None
+        self._remote_workers: RemoteWorkers | None = None
         shared = (
             self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone,
             self.features, self.handlers.job_defaults,
@@ -235,6 +237,9 @@ class Timebell(DecoratorMixin):
         """Close the store and the targets. The app can be opened again."""
         for target in {*self.targets_by_kind.values(), *self.named_targets_by_kind.values()}:
             await target.close()
+        if self._remote_workers is not None:
+            await self._remote_workers.close()
+            self._remote_workers = None
         if self._arrival_hub is not None:
             await self._arrival_hub.close()
             self._arrival_hub = None
@@ -252,22 +257,7 @@ class Timebell(DecoratorMixin):
         node_options = wiring.override_options(wiring.node_options(self.settings), options)
         await self.open()
         self._add_targets()
-        now = self.clock.now()
-        counters = Counters.for_features(self.features)
-        for feature in self.features:
-            feature.attach_counters(self.targets_by_kind, counters)
-        if self._arrival_hub is None:
-            self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
-        node = Node(
-            id=new_id(now), store=TimedStore(self.store, self.clock, counters.database_durations), clock=self.clock,
-            options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
-            wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
-            secret_key=self.settings.secret_key, features=self.features, counters=counters,
-            audit_destinations=wiring.create_audit_destinations(self.settings, self.clock.now),
-            alert_channels=Channels(self.settings.alert_urls), mask=Mask(self.settings),
-            arrivals=self._arrival_hub,
-            deployment=self._deployment(),
-        )  # fmt: skip
+        node = self._new_node(node_options)
         node.apply_definitions = functools.partial(self._apply_definitions, node)
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():
@@ -278,7 +268,37 @@ class Timebell(DecoratorMixin):
                 yield service
             finally:
                 self.service = None
-                await self._arrival_hub.flush()
+                if self._arrival_hub is not None:
+                    await self._arrival_hub.flush()
+
+    def _new_node(self, node_options: NodeOptions) -> Node:
+        """Create the node that this process is."""
+        now = self.clock.now()
+        counters = Counters.for_features(self.features)
+        for feature in self.features:
+            feature.attach_counters(self.targets_by_kind, counters)
+        if self._arrival_hub is None:
+            self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
+        return Node(
+            id=new_id(now), store=TimedStore(self.store, self.clock, counters.database_durations), clock=self.clock,
+            options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
+            wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
+            secret_key=self.settings.secret_key, features=self.features, counters=counters,
+            audit_destinations=wiring.create_audit_destinations(self.settings, self.clock.now),
+            alert_channels=Channels(self.settings.alert_urls), mask=Mask(self.settings),
+            arrivals=self._arrival_hub,
+            deployment=self._deployment(),
+        )  # fmt: skip
+
+    @property
+    def remote_workers(self) -> RemoteWorkers:
+        """The remote workers that claim jobs from this process."""
+        if self.service is not None:
+            return self.service.remote_workers
+        if self._remote_workers is None:
+            node = self._new_node(wiring.node_options(self.settings))
+            self._remote_workers = RemoteWorkers(node, standalone=True)
+        return self._remote_workers
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Run the engine until SIGTERM, SIGINT or `timebell node drain`, then drain.

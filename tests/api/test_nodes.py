@@ -20,7 +20,7 @@ async def test_nodes_and_their_leader_are_listed(make: Make) -> None:
         async def send(event: Any) -> None: ...
 
         assert (await web.get("/nodes", key=ours)).json() == {
-            "items": [], "nextCursor": None, "leader": None, "leaderChanges": 0, "leaderships": [],
+            "items": [], "nextCursor": None, "workers": [], "leader": None, "leaderChanges": 0, "leaderships": [],
         }  # fmt: skip
         async with web.app.running():
             while not (found := (await web.get("/nodes", key=everywhere)).json())["leader"]:

@@ -17,17 +17,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks
+from tests.clients.typescript import ROOT, build
 
 NPM = ("bullmq@6.7.0", "ioredis@5.11.1")
 CACHE = ROOT / ".cache" / "node"
-GUIDE = ROOT / "docs" / "guides" / "queues.md"
-
-
-def snippet(name: str) -> str:
-    """Return the code block of the guide for this file."""
-    (found,) = [block.text for block in blocks(GUIDE) if block.info == name]
-    return found
 
 
 def binaries() -> tuple[str, list[str]]:
@@ -109,14 +102,14 @@ async def until(found: Any, seconds: float = 120, about: Any = None) -> Any:
 async def bullmq_worker(
     folder: Path, url: str, queue: str, key: str, *more: str, concurrency: int = 20
 ) -> AsyncIterator[Process]:
-    """Run the worker of this folder with the reporter of the guide for the duration of the block."""
+    """Run the worker of this folder with the reporter of the TypeScript package for the duration of the block."""
     node, packages = modules()
     place = folder / "bullmq"
     if not place.exists():
         place.mkdir()
         (place / "node_modules").symlink_to(packages)
         shutil.copy(Path(__file__).with_name("worker.mjs"), place)
-        (place / "reporter.mjs").write_text(snippet("reporter.mjs"))
+        shutil.copy(build() / "bullmq.js", place / "reporter.mjs")
     given = (str(urlsplit(url).port), queue, urlsplit(url).password or "", str(concurrency), *more)
     running = Process(
         await asyncio.create_subprocess_exec(

@@ -15,10 +15,12 @@ from redis.asyncio import Redis as Client
 
 from tests.brokers.conformance import DELIVERY
 from tests.brokers.conftest import flush
-from tests.brokers.node import Process, snippet, until
+from tests.brokers.node import Process, until
 from tests.brokers.scene import scene
 from tests.servers import Redis
 from timebell.targets.brokers import create_broker
+
+REPORTER = Path(__file__).parents[2] / "packages" / "timebell-celery" / "src"
 
 
 def target(**options: Any) -> dict[str, Any]:
@@ -31,13 +33,13 @@ async def celery_worker(folder: Path, url: str, key: str) -> AsyncIterator[Proce
     place = folder / "celery"
     place.mkdir()
     shutil.copy(Path(__file__).with_name("celery_worker.py"), place / "tasks.py")
-    (place / "reporter.py").write_text(snippet("reporter.py"))
     command = ("-m", "celery", "-A", "tasks", "worker", "--pool", "solo", "--without-gossip", "--without-mingle",
                "--without-heartbeat", "-l", "info")  # fmt: skip
     running = Process(
         await asyncio.create_subprocess_exec(
             sys.executable, *command, cwd=place, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env={**os.environ, "TIMEBELL_API_KEY": key, "BROKER": url},
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "TIMEBELL_API_KEY": key, "BROKER": url, "PYTHONPATH": str(REPORTER)},
         )
     )  # fmt: skip
     try:

@@ -22,7 +22,7 @@ from .helpers import T0
 # The files that run on MariaDB each time; the others are slow there.
 FAST_MARIADB_FILES = (
     "test_caller_connections", "test_claim", "test_complete", "test_external_reports", "test_nodes_leadership",
-    "test_repository_cancel", "test_repository_create", "test_schedules_fire", "test_schema",
+    "test_remote_claims", "test_repository_cancel", "test_repository_create", "test_schedules_fire", "test_schema",
 )  # fmt: skip
 
 

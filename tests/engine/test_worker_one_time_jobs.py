@@ -753,7 +753,7 @@ async def test_an_engine_with_a_claim_in_progress_is_not_idle(world: World) -> N
     app.on("a")(log)
     claimed, may_continue = asyncio.Event(), asyncio.Event()
     async with engine(app) as service:
-        learn = service.worker._cache_revisions
+        learn = service.worker.lane_claims.cache_revisions
 
         async def slowly(attempts: Any) -> None:
             if attempts:  # running in the store, but not yet in `running_attempts`
@@ -761,7 +761,7 @@ async def test_an_engine_with_a_claim_in_progress_is_not_idle(world: World) -> N
                 await may_continue.wait()
             await learn(attempts)
 
-        service.worker._cache_revisions = slowly  # type: ignore[method-assign]
+        service.worker.lane_claims.cache_revisions = slowly  # type: ignore[method-assign]
         job = await app.schedule_at("a")
         await claimed.wait()
         idle = asyncio.create_task(service.wait_until_idle())

@@ -111,9 +111,13 @@ def test_the_wheel_contains_no_test_packages_and_one_migration(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("project", "module"),
-    [("timebell-torture", "timebell_torture/command.py"), ("timebell-fcm-emulator", "timebell_fcm_emulator/server.py")],
+    [
+        ("timebell-torture", "timebell_torture/command.py"),
+        ("timebell-celery", "timebell_celery/__init__.py"),
+        ("timebell-fcm-emulator", "timebell_fcm_emulator/server.py"),
+    ],
 )
-def test_the_wheel_of_a_test_package_contains_only_its_own_package(project: str, module: str, tmp_path: Path) -> None:
+def test_the_wheel_of_another_package_contains_only_its_own_package(project: str, module: str, tmp_path: Path) -> None:
     names = build_wheel(ROOT / "packages" / project, tmp_path)
     package = Path(module).parts[0]
     assert {module, f"{package}/py.typed"} <= set(names)

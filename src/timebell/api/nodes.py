@@ -12,7 +12,9 @@ from timebell.api.route import ApiRoute, Context, change_route, not_found, read_
 from timebell.api.schemas import Cursor, Id, Instant, Limit, ResponseBody, format_utc, json_response
 from timebell.client.validation import parse_uuid
 from timebell.store.cluster import nodes as rows
+from timebell.store.cluster import workers as worker_rows
 from timebell.store.cluster.nodes import Lease, Node
+from timebell.store.cluster.workers import RemoteWorker
 from timebell.tenancy.roles import Role
 
 MAX_LEADERSHIPS = 20
@@ -69,10 +71,25 @@ class Leader(ResponseBody):
     fence: int
 
 
+class RemoteWorkerOut(ResponseBody):
+    """Remote worker that claimed jobs within the last minute. `tenantId` is null if it claims jobs of all tenants."""
+
+    id: str
+    name: str
+    tenant_id: str | None
+    topics: Annotated[list[str], Field(description="Topics, prefixes such as billing.*, or *.")]
+    queues: Annotated[list[str] | None, Field(description="Queues from which it claims; null for all.")]
+    running: int
+    started_at: Instant
+    last_seen_at: Instant
+    draining: bool
+
+
 class NodePage(ResponseBody):
-    """Page of nodes, oldest first, with the leader and recent leaderships."""
+    """Page of nodes, oldest first, with the remote workers, the leader and recent leaderships."""
 
     items: list[NodeOut]
+    workers: Annotated[list[RemoteWorkerOut], Field(description="Of the tenant; all for a platform key.")]
     next_cursor: str | None
     leader: Leader | None
     leader_changes: int
@@ -88,15 +105,19 @@ class NodeDraining(ResponseBody):
 
 @routes.get("/nodes", response_model=NodePage, **read_route())
 async def list_nodes(ctx: Context, limit: Limit = 500, cursor: Cursor = None) -> Response:
-    """List running nodes and the leader."""
+    """List running nodes, the leader and remote workers."""
     lease: Lease = await ctx.run(rows.get_lease)
     nodes: list[Node] = sorted(await ctx.run(rows.list_nodes), key=lambda node: node.id)
     rest = [node for node in nodes if cursor is None or node.id > cursor]
+    own_tenant = None if ctx.caller.is_platform else ctx.tenant_id
+    workers: list[RemoteWorker] = await ctx.run(worker_rows.list_workers, own_tenant)
+    running: dict[str, int] = await ctx.run(worker_rows.count_running) if workers else {}
     leader = (
         {"nodeId": lease.holder, "since": format_utc(lease.acquired_at), "fence": lease.fence} if lease.holder else None
     )
     return json_response({
         "items": [_render_node(ctx, node, lease) for node in rest[:limit]],
+        "workers": [_render_worker(worker, running) for worker in workers],
         "nextCursor": rest[limit - 1].id if len(rest) > limit else None, "leader": leader,
         "leaderChanges": lease.fence,
         "leaderships": [
@@ -109,9 +130,14 @@ async def list_nodes(ctx: Context, limit: Limit = 500, cursor: Cursor = None) ->
 
 @routes.post("/nodes/{id}/drain", response_model=NodeDraining, **change_route("node.drain", Role.PLATFORM))
 async def drain_node(id: Id, ctx: Context) -> Response:
-    """Drain a node: within a heartbeat it stops claiming; it exits when its running jobs have finished."""
+    """Drain a node: within a heartbeat it stops claiming; it exits when its running jobs have finished.
+
+    A remote worker is drained in the same way.
+    """
     valid_id = ctx.subject = parse_uuid(id)
-    if valid_id is None or not await ctx.run(rows.request_drain, valid_id):
+    if valid_id is None or not (
+        await ctx.run(rows.request_drain, valid_id) or await ctx.run(worker_rows.request_drain, valid_id)
+    ):
         raise not_found("node", id)
     return json_response({"id": valid_id, "draining": True})
 
@@ -124,4 +150,14 @@ def _render_node(ctx: Context, node: Node, lease: Lease) -> dict[str, Any]:
         "alive": ctx.now - node.seen_at <= timedelta(seconds=ctx.app.settings.scheduler_lease),
         "leader": node.id == lease.holder, "draining": node.draining, "slots": node.slots, "running": node.running,
         "clockAheadMs": node.clock_ahead,
+    }  # fmt: skip
+
+
+def _render_worker(worker: RemoteWorker, running: dict[str, int]) -> dict[str, Any]:
+    handled = worker.routes
+    topics = ["*"] if handled.all_topics else sorted([*handled.exact, *(f"{prefix}*" for prefix in handled.prefixes)])
+    return {
+        "id": worker.id, "name": worker.name, "tenantId": worker.tenant_id, "topics": topics, "queues": worker.queues,
+        "running": running.get(worker.id, 0), "startedAt": format_utc(worker.started_at),
+        "lastSeenAt": format_utc(worker.seen_at), "draining": worker.draining,
     }  # fmt: skip

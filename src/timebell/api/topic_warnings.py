@@ -11,15 +11,18 @@ from timebell.model.routes import COMPLETE_UNHANDLED, Routes, route_for
 from timebell.store.jobs import waiting
 
 CACHE_SECONDS = 2.0
-_handled: WeakKeyDictionary[Timebell, tuple[Routes, float]] = WeakKeyDictionary()
+MAX_CACHED_TENANTS = 10_000
+_handled: WeakKeyDictionary[Timebell, dict[str, tuple[Routes, float]]] = WeakKeyDictionary()
 
 
 async def list_handled(ctx: RequestContext) -> Routes:
-    """Return the routes that the running nodes handle, at most CACHE_SECONDS old."""
-    now = ctx.app.clock.monotonic()
-    cached = _handled.get(ctx.app)
+    """Return the routes that nodes and remote workers handle for the tenant, at most CACHE_SECONDS old."""
+    now, by_tenant = ctx.app.clock.monotonic(), _handled.setdefault(ctx.app, {})
+    cached = by_tenant.get(ctx.tenant_id)
     if cached is None or now - cached[1] >= CACHE_SECONDS:
-        cached = _handled[ctx.app] = (await ctx.run(waiting.list_handled), now)
+        if len(by_tenant) > MAX_CACHED_TENANTS:
+            by_tenant.clear()
+        cached = by_tenant[ctx.tenant_id] = (await ctx.run(waiting.list_handled, ctx.tenant_id), now)
     return cached[0]
 
 

@@ -17,6 +17,7 @@ from timebell.api import (
     backlogs,
     bulk,
     calendars,
+    claims,
     dead_letters,
     events,
     external_workers,
@@ -39,7 +40,7 @@ from timebell.feature import Feature
 from timebell.features import FEATURES
 
 API_MODULES = (  # the most requested first, because routes are matched in this order
-    bulk, jobs, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, users,
+    bulk, jobs, claims, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, users,
     tenants, nodes, audit_log, calendars, forecast, events, targets, secrets,
 )  # fmt: skip
 COPIED_ATTRIBUTES = (

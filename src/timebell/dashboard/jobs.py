@@ -192,7 +192,8 @@ async def job(id: str, view: CurrentView) -> Response:
     if job_["scheduleId"]:
         response = await view.call_api("GET", f"/schedules/{quote_segment(job_['scheduleId'])}")
         schedule_name = None if response.is_error else response.body["name"]
-    node_names = {node["id"]: node["name"] for node in (await view.get("/nodes"))["items"]}
+    cluster = await view.get("/nodes")
+    node_names = {node["id"]: node["name"] for node in (*cluster["items"], *cluster["workers"])}
     steps = timeline_steps(job_, node_names, view.now)
     return view.render("job", job=job_, schedule_name=schedule_name, steps=steps, node_names=node_names)
 

@@ -68,12 +68,12 @@ class Completions:
             attempt.id, attempt.number, JobState.PENDING, now, run_at=at, reason=reason, uses_attempt=False
         )
 
-    def finalize(self, attempt: Attempt, completion: Completion) -> Completion:
-        """Fill in the fields of a completion that come from its attempt and its schedule."""
+    def finalize(self, attempt: Attempt, completion: Completion, worker_id: str | None = None) -> Completion:
+        """Fill in the fields of a completion that come from its attempt, its schedule and its remote worker, if any."""
         if completion.state is JobState.COMPLETED and attempt.schedule_id is not None:
             revision = self.node.cached_revision(attempt)
             completion.watched = revision is not None and bool(revision.notify)
-        return finalize_completion(attempt, completion, self.node.id)
+        return finalize_completion(attempt, completion, worker_id or self.node.id)
 
     def record(self, attempt: Attempt, completion: Completion) -> None:
         """Count and log a completion; only dead letters are logged as warnings."""

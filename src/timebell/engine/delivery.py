@@ -126,7 +126,7 @@ class Deliverer:
             )
         finally:
             duration = self.node.clock.monotonic() - call.started_at
-            self._record_delivery("handler", running.attempt.topic, duration, timeout, outcome)
+            self.record_delivery("handler", running.attempt.topic, duration, timeout, outcome)
         return outcome
 
     async def _deliver_traced(
@@ -163,7 +163,7 @@ class Deliverer:
                     await self.target_resolver.disable_target(attempt.tenant_id, resolved, outcome.error or "")
         finally:
             duration = self.node.clock.monotonic() - started_at
-            self._record_delivery(kind, attempt.topic, duration, timeout, outcome)
+            self.record_delivery(kind, attempt.topic, duration, timeout, outcome)
         if kind != "handler":
             outcome.record = {
                 "kind": kind, "messageId": message_id(delivery), "durationMs": round(duration * 1000, 1),
@@ -194,7 +194,7 @@ class Deliverer:
         finally:
             self.deadlines.remove(running)
 
-    def _record_delivery(self, kind: str, topic: str, duration: float, timeout: float, outcome: Outcome | None) -> None:
+    def record_delivery(self, kind: str, topic: str, duration: float, timeout: float, outcome: Outcome | None) -> None:
         """Count a delivery; without an outcome it was snoozed, cancelled or stopped."""
         counters = self.node.counters
         counters.run_durations.observe(duration, topic)

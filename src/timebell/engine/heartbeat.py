@@ -225,7 +225,7 @@ class Heartbeat:
         ])  # fmt: skip
 
     async def _expire_dispatched(self) -> None:
-        """Fail dispatched attempts that external workers have not reported in time."""
+        """Fail dispatched attempts that external workers have not reported or renewed in time."""
         node = self.node
         now = node.clock.now()
         while True:
@@ -233,10 +233,16 @@ class Heartbeat:
             completed = []
             for attempt in overdue:
                 retry = node.retry_policy_for(attempt, decode(attempt.retry))
-                error = f"No report arrived within the timeout of {node.timeout_for(attempt):g} s."
+                timeout = node.timeout_for(attempt)
+                code, error = "TIMEOUT", f"No report arrived within the timeout of {timeout:g} s."
+                is_lost = now < attempt.started_at + timedelta(seconds=timeout)  # only remote workers have such leases
+                if is_lost:
+                    code, error = "LEASE_LOST", "The worker that ran this attempt stopped renewing its lease."
                 completion = decide.complete_after_failure(
-                    attempt.id, attempt.number, attempt.attempts_used, retry, now, "TIMEOUT", error
+                    attempt.id, attempt.number, attempt.attempts_used, retry, now, code, error
                 )  # fmt: skip
+                if is_lost and completion.state is JobState.PENDING:
+                    completion.run_at = now
                 completed.append((attempt, finalize_completion(attempt, completion, node.id)))
             await self._write_completions(completed)
             if len(overdue) < EXPIRE_BATCH_SIZE or self._rows_locked:

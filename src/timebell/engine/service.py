@@ -19,6 +19,7 @@ from timebell.engine.leader import repair
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
 from timebell.engine.planner import Planner
+from timebell.engine.remote_workers import RemoteWorkers
 from timebell.engine.running_attempt import AttemptEvent
 from timebell.engine.worker import Worker
 from timebell.errors import StoreError
@@ -43,6 +44,7 @@ class Service:
         self.worker = Worker(node, self.completer)
         self.planner = Planner(node, self.worker)
         self.leader = Leader(node)
+        self.remote_workers = RemoteWorkers(node)
         now = node.clock.now()
         self.code_definitions = CodeDefinitions(node)
         deployment = None if node.deployment is None else node.deployment.id
@@ -96,6 +98,7 @@ class Service:
                 for feature_service in self.leader.feature_services.values():
                     await feature_service.close()
                 await self.worker.runner.pre_delivery_check.close()
+                await self.remote_workers.close()
                 await self._deregister()
                 node.handlers.threads.shutdown(wait=False, cancel_futures=True)
                 node.wakeups.close()
@@ -197,6 +200,7 @@ class Service:
         node = self.node
         node.stopping = True
         node.wakeups.worker.wake()
+        self.remote_workers.stop()
         started_at = node.clock.monotonic()
         # Do not interrupt a claim or an insert: its jobs would run nowhere until their leases expire. The wait for the
         # planner is bounded, because it may wait for row locks.

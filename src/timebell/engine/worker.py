@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from timebell.engine.completer import Completer
 from timebell.engine.delivery import StartedCall
 from timebell.engine.fast_path import FastPath
-from timebell.engine.node import CachedRevision, Node
+from timebell.engine.lane_claims import LaneClaims
+from timebell.engine.node import Node
 from timebell.engine.progress import ProgressWriter
 from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
@@ -29,8 +30,7 @@ from timebell.engine.upcoming_claims import UpcomingClaims
 from timebell.model.job import Attempt, Completion
 from timebell.model.routes import Routes, named_target_route
 from timebell.store.jobs import claim as job_claim
-from timebell.store.jobs import queue_limits, start_on_insert
-from timebell.store.schedules import queries
+from timebell.store.jobs import start_on_insert
 from timebell.store.tenancy import tenant_limits
 
 log = logging.getLogger("timebell.worker")
@@ -81,6 +81,7 @@ class Worker:
         self._active_pools = [pool for pool in self.pools if pool.routes]
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
+        self.lane_claims = LaneClaims(node)
         self.upcoming_claims = UpcomingClaims()
         self.scanner = QueueScanner(node)
         self.progress_writer = ProgressWriter(node)
@@ -88,8 +89,6 @@ class Worker:
         """Slots reserved for jobs that the planner may start on insert."""
         self._backlogged = True
         self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
-        self._claim_count = 0
-        self._last_served: dict[tuple[str, int], tuple[int, str]] = {}
 
     @property
     def routes(self) -> Routes:
@@ -138,7 +137,7 @@ class Worker:
         scanned_at = node.clock.now()
         lanes = await self.scanner.scan(routes, scanned_at)
         now = node.clock.now()
-        due, later = self._split_due(lanes, now)
+        due, later = self.lane_claims.split_due(lanes, now)
         claimed, all_claimed = await self._claim_all(due, free_pools)
         all_claimed = all_claimed and not node.store.multi_node  # other nodes claim concurrently: scan once more
         if claimed and not all_claimed:
@@ -162,7 +161,7 @@ class Worker:
         """Claim cached upcoming jobs, one lane entry per due job, without a scan. Returns when to continue."""
         lanes = list({id(lane): lane for lane in upcoming}.values())
         try:
-            claimed, all_claimed = await self._claim_all(self._sort_lanes(lanes), pools, from_cache=True)
+            claimed, all_claimed = await self._claim_all(self.lane_claims.sort(lanes), pools, from_cache=True)
         except BaseException:
             self.upcoming_claims.clear()  # the popped entries are not cached anymore
             raise
@@ -199,26 +198,6 @@ class Worker:
             self.node.counters.claim_sizes.observe(claimed)
             self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
         return claimed, not backlogged
-
-    def _split_due(
-        self, lanes: Sequence[job_claim.QueueLane], now: datetime
-    ) -> tuple[list[job_claim.QueueLane], list[datetime]]:
-        """Split lanes into due ones, in claim order, and the start times of the others."""
-        due: list[job_claim.QueueLane] = []
-        later: list[datetime] = []
-        for lane in lanes:
-            if (starts_at := lane.earliest_start) is not None:
-                if starts_at <= now:
-                    due.append(lane)
-                else:
-                    later.append(starts_at)
-        return self._sort_lanes(due), later
-
-    def _sort_lanes(self, due: list[job_claim.QueueLane]) -> list[job_claim.QueueLane]:
-        """Sort by priority, then least recently served: lanes of one priority share the slots."""
-        if len(due) > 1:
-            due.sort(key=lambda lane: (lane.priority, self._last_served.get((lane.queue, lane.priority), (0, ""))[0]))
-        return due
 
     async def _claim_lane(
         self, lane: job_claim.QueueLane, pool: SlotPool, sharing_lanes: int, repeat_until: float, *, from_cache: bool
@@ -257,19 +236,12 @@ class Worker:
         node = self.node
         if limit < 1 or node.stopping:
             return ClaimResult([])
-        store, args = node.store, (lane, pool.routes, node.id, limit)
-        tenants = await self._next_tenants(lane, limit)
+        store, lane_claims = node.store, self.lane_claims
+        claim = await lane_claims.choose(lane, pool.routes, node.id, limit, recheck_queue=recheck_queue)
         sent_at = node.clock.monotonic()
-        now, returned = node.clock.now(), 0
-        claim_with_limits = queue_limits.claim_limited if lane.has_limits else queue_limits.claim_fair_shares
-        if node.limited_tenants:
-            claim = (claim_with_limits, *args, now, tenants)
-            attempts, returned = await store.run(tenant_limits.claim_within_limits, node.limited_tenants, now, *claim)
-        elif lane.has_limits or tenants:
-            attempts = await store.run(claim_with_limits, *args, now, tenants)
-        else:
-            attempts = await store.run_autocommit(job_claim.claim_batch, *args, now, recheck_queue=recheck_queue)
-        await self._cache_revisions(attempts)
+        run = store.run_autocommit if claim.single else store.run
+        attempts, returned = await run(claim.operation, *claim.args)
+        await lane_claims.cache_revisions(attempts)
         return ClaimResult(attempts, returned, sent_at + node.options.lease)
 
     def start_inserted(self, attempts: Sequence[Attempt], requested_at: float) -> None:
@@ -291,40 +263,6 @@ class Worker:
             node.running_attempts[running.attempt.id] = running
         self._create_tasks(started, pool)
         node.counters.started += len(started)
-
-    async def _next_tenants(self, lane: job_claim.QueueLane, limit: int) -> list[str]:
-        """Return the tenants that share a late lane, in serving order; empty if the lane needs no fair sharing."""
-        self._claim_count += 1
-        key = lane.queue, lane.priority
-        tenants: list[str] = []
-        last_tenant = self._last_served.get(key, (0, ""))[1]
-        if lane.needs_fair_sharing:
-            now = self.node.clock.now()
-            tenants, last_tenant = await self.node.store.run_autocommit(
-                queue_limits.next_tenants, lane, last_tenant, limit, now
-            )
-        if len(self._last_served) > 10_000:
-            self._last_served.clear()
-        self._last_served[key] = self._claim_count, last_tenant
-        return tenants
-
-    async def _cache_revisions(self, attempts: Sequence[Attempt]) -> None:
-        """Load the schedule revisions of these jobs that are not cached yet."""
-        cache = self.node.revision_cache
-        unknown: set[tuple[str, int]] = set()
-        for attempt in attempts:
-            if attempt.schedule_id is not None and attempt.revision is not None:
-                key = attempt.schedule_id, attempt.revision
-                if key not in cache:
-                    unknown.add(key)
-        if unknown:
-            if len(cache) > 100_000:
-                cache.clear()
-            try:
-                rows = await self.node.store.run(queries.find_revisions, unknown)
-                cache.update({key: CachedRevision(*row) for key, row in rows.items()})
-            except Exception:  # the jobs are claimed, so they run anyway, without `upcoming`
-                log.exception("could not load the schedules of %d jobs", len(attempts))
 
     def _create_tasks(self, started: Iterable[RunningAttempt], pool: SlotPool) -> None:
         """Create tasks for attempts: one each, or a shared one for adjacent attempts likely to finish in one step."""

@@ -37,16 +37,21 @@ def named_target(kind: str, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routes that a node handles: exact routes, topic prefixes such as `billing.`, or every topic."""
+    """The routes that a node handles: exact routes, topic prefixes such as `billing.`, or every topic.
+
+    With `tenant_id`, only for the jobs of this tenant.
+    """
 
     exact: frozenset[str] = frozenset()
     prefixes: frozenset[str] = frozenset()
     all_topics: bool = False
+    tenant_id: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.exact or self.prefixes or self.all_topics)
 
     def __or__(self, other: Routes) -> Routes:
+        """Return the routes of both, for jobs of any tenant."""
         return Routes(self.exact | other.exact, self.prefixes | other.prefixes, self.all_topics or other.all_topics)
 
     def handles(self, route: str) -> bool:
@@ -72,7 +77,10 @@ class Routes:
     @lru_cache(maxsize=256)  # noqa: B019 - a node has two or three instances
     def sql_params(self) -> dict[str, Any]:
         """Return the parameters of the SQL macro that selects these routes."""
-        return {"exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.all_topics}
+        return {
+            "exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.all_topics,
+            "only_tenant": self.tenant_id,
+        }  # fmt: skip
 
 
 ALL_ROUTES = Routes(prefixes=frozenset({"@"}), all_topics=True)

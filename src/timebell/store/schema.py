@@ -362,6 +362,26 @@ nodes = Table(
     Column("deployment", String(200)),
 )
 
+# Processes that claim jobs over HTTP.
+workers = Table(
+    "timebell_workers",
+    metadata,
+    Column("id", Id, primary_key=True),
+    # The tenant whose jobs it claims; NULL: all tenants.
+    Column("tenant_id", String(200)),
+    Column("name", String(200), nullable=False),
+    # The topics and queues that it claims, as JSON.
+    Column("routes", Text, nullable=False),
+    Column("slots", Integer, nullable=False, server_default="0"),
+    Column("heartbeat", BigInteger, nullable=False, server_default="0"),
+    Column("started_at", Instant, nullable=False),
+    Column("seen_at", Instant, nullable=False),
+    Column("draining", Boolean, nullable=False, server_default=false()),
+    # Its last claim: the id that it sent, and the attempts (job id, number) as JSON.
+    Column("claim_id", String(100)),
+    Column("claimed", Text),
+)
+
 # The releases of programs that define schedules in code, in the order in which they were first seen.
 deployments = Table(
     "timebell_deployments",

@@ -22,8 +22,8 @@ from timebell.tenancy.roles import Role
 ENVIRONMENT = "live"
 # Scopes that a key can be restricted to: the first path segment under /api/v1.
 SCOPES = (
-    "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
-    "backlogs", "tenants", "keys", "users", "queues", "pause-all", "resume-all", "targets", "secrets",
+    "schedules", "jobs", "claims", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log",
+    "forecast", "backlogs", "tenants", "keys", "users", "queues", "pause-all", "resume-all", "targets", "secrets",
     "connections", "sources", "hooks", "triggers",
     "devices", "audiences", "campaigns",
 )  # fmt: skip

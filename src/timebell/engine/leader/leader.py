@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from timebell.alarm import Alarm
 from timebell.engine.leader.audit_export import AuditExport
 from timebell.engine.leader.broker_reconciler import BrokerReconciler
+from timebell.engine.leader.heartbeat_observer import HeartbeatObserver
 from timebell.engine.leader.operations import Operations
 from timebell.engine.leader.repair import Repair
 from timebell.engine.leader.tzdata_replan import TzdataReplan
@@ -23,7 +24,8 @@ from timebell.engine.node import Node
 from timebell.errors import Refused
 from timebell.model.repair_report import RepairReport
 from timebell.model.routes import Routes
-from timebell.store.cluster import nodes, operations
+from timebell.store.cluster import nodes, operations, workers
+from timebell.store.cluster.workers import RemoteWorker
 from timebell.store.jobs import retention, unhandled_topics
 from timebell.store.tenancy import idempotency, monthly_quota, secrets, usage
 from timebell.store.transaction import Transaction
@@ -61,7 +63,7 @@ class Leader:
         self.node = node
         self.fence: int | None = None
         self._observed_lease: tuple[nodes.Lease, float] | None = None
-        self._observed_heartbeats: dict[str, tuple[int, float]] = {}
+        self._node_heartbeats, self._worker_heartbeats = HeartbeatObserver(), HeartbeatObserver()
         self._last_cleanup_at: float | None = None
         self._pruning = False
         self._rewrap_done = False
@@ -108,8 +110,9 @@ class Leader:
     async def _run_chores(self) -> None:
         node, now = self.node, self.node.clock.now()
         live_routes = await self._collect_live_routes()
+        live_workers = await self._collect_live_workers()
         report = (
-            await self._run_as_leader(unhandled_topics.process_unhandled, live_routes, now)
+            await self._run_as_leader(unhandled_topics.process_unhandled, live_routes, now, live_workers)
             or unhandled_topics.UnhandledReport()
         )
         if report.held:
@@ -176,25 +179,32 @@ class Leader:
 
     async def _collect_live_routes(self) -> Routes:
         """Return the union of the live nodes' routes, and remove the rows of dead nodes."""
-        node = self.node
-        now, lease = node.clock.monotonic(), node.options.lease
-        live_routes = Routes()
-        observed: dict[str, tuple[int, float]] = {}
-        dead, versions = [], set()
-        for other in await node.store.run(nodes.list_nodes):
-            last = self._observed_heartbeats.get(other.id)
-            observed[other.id] = last if last is not None and last[0] == other.heartbeat else (other.heartbeat, now)
-            seconds_unchanged = now - observed[other.id][1]
-            if other.id == node.id or seconds_unchanged < lease:
+        node, lease = self.node, self.node.options.lease
+        live_routes, versions = Routes(), set()
+        known = await node.store.run(nodes.list_nodes)
+        heartbeats = {other.id: other.heartbeat for other in known}
+        silence = self._node_heartbeats.measure_silence(heartbeats, node.clock.monotonic())
+        silence[node.id] = 0.0
+        for other in known:
+            if silence[other.id] < lease:
                 live_routes |= other.routes
                 versions.add(other.tzdata)
-            elif seconds_unchanged >= 4 * lease:
-                dead.append(other.id)
-        self._observed_heartbeats = observed
         self._tzdata_replan.set_live_versions(versions)
+        dead = [id_ for id_, seconds in silence.items() if seconds >= 4 * lease]
         if dead:
             await self._run_as_leader(nodes.remove_nodes, dead)
         return live_routes
+
+    async def _collect_live_workers(self) -> list[RemoteWorker]:
+        """Return the live remote workers, and remove the rows of dead ones."""
+        node = self.node
+        known = await node.store.run(workers.list_workers)
+        heartbeats = {worker.id: worker.heartbeat for worker in known}
+        silence = self._worker_heartbeats.measure_silence(heartbeats, node.clock.monotonic())
+        dead = [id_ for id_, seconds in silence.items() if seconds >= 4 * node.options.lease]
+        if dead:
+            await self._run_as_leader(workers.remove_workers, dead)
+        return [worker for worker in known if worker.id not in dead]
 
     async def _run_as_leader(self, chore: Callable[..., R], *args: Any) -> R | None:
         return await self.node.store.run(_run_if_leading, self.node.id, self.fence or 0, chore, args)

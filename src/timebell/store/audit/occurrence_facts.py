@@ -10,7 +10,7 @@ from timebell.model.job import Job, JobState, Reason
 from timebell.model.schedule import Schedule
 from timebell.model.why import AuditEntry, KnownNode, OccurrenceFacts
 from timebell.store.audit.audit_log import DONE
-from timebell.store.cluster import nodes
+from timebell.store.cluster import nodes, workers
 from timebell.store.jobs.repository import job_from_row
 from timebell.store.schedules import queries
 from timebell.store.schedules.actions import list_revisions
@@ -42,7 +42,14 @@ def collect_facts(tx: Transaction, tenant_id: str, id_: str, at: datetime) -> Oc
         schedule_id=id_, schedule=schedule, revisions=list_revisions(tx, tenant_id, id_),
         rows=list({job.id: job for job in rows}.values()),
         overlapping_jobs=_live_at_skip(tx, id_, skips[0]) if skips else [], audit_entries=entries[::-1],
-        nodes=[KnownNode(node.id, node.name, node.started_at, node.seen_at) for node in nodes.list_nodes(tx)],
+        nodes=[
+            *(KnownNode(node.id, node.name, node.started_at, node.seen_at) for node in nodes.list_nodes(tx)),
+            *(
+                KnownNode(worker.id, worker.name, worker.started_at, worker.seen_at)
+                for worker in workers.list_workers(tx)
+                if worker.tenant_id in (None, tenant_id)
+            ),
+        ],
         adjacent_attempts=(
             _nearest_attempt_end(tx, tenant_id, at, before=True), _nearest_attempt_end(tx, tenant_id, at, before=False),
         ),

@@ -162,7 +162,7 @@ class CompleteOperations(Protocol):
         """Return id, attempt, heartbeat and hold of running attempts, and of dispatched ones requested to stop."""
 
     def list_overdue_dispatched(self, tx: Executor, now: datetime, limit: int) -> list[Row]:
-        """Return ATTEMPT_COLUMNS of dispatched attempts past their deadline, earliest deadline first."""
+        """Return ATTEMPT_COLUMNS and `started_at` of dispatched attempts past their deadline, earliest first."""
 
 
 class ReleaseOperations(Protocol):

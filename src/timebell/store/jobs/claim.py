@@ -292,8 +292,9 @@ def attempt_from_job(row: Any, now: datetime) -> Attempt:
 
 def list_overdue_dispatched(tx: Transaction, limit: int, now: datetime) -> list[Attempt]:
     """Return attempts whose external workers missed their deadline for a report, oldest deadline first."""
+    from_db = tx.dialect.from_db
     rows = tx.dialect.list_overdue_dispatched(tx, now, limit)
-    return [_attempt_from_row(tx, row, now, JobState.DISPATCHED) for row in rows]
+    return [_attempt_from_row(tx, row, from_db(row["started_at"]), JobState.DISPATCHED) for row in rows]
 
 
 def _attempt_from_row(tx: Transaction, row: Row, now: datetime, state: JobState = JobState.RUNNING) -> Attempt:

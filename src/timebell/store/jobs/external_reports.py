@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import exists, select, update
 
 from timebell.model import attempts
 from timebell.model.job import Attempt, Completion, Job, JobState
 from timebell.model.payload import decode
-from timebell.store.jobs import claim, complete, repository, serial
+from timebell.store.jobs import claim, complete, outcome_notices, repository, serial
 from timebell.store.schema import finished, queues, tenants
 from timebell.store.schema import jobs as table
 from timebell.store.transaction import JOBS, Transaction
@@ -27,6 +27,13 @@ class LockedJob(NamedTuple):
     job: Job
     attempt: Attempt | None
     cancel_requested: bool
+
+
+class Dispatched(NamedTuple):
+    """A dispatched attempt, and the id of the remote worker or node that dispatched it."""
+
+    attempt: Attempt
+    node_id: str | None
 
 
 def lock_job(tx: Transaction, tenant_id: str, job_id: str, number: int) -> LockedJob | None:
@@ -59,21 +66,69 @@ def list_dispatched(tx: Transaction, routes: Sequence[str], after: str, limit: i
     return sorted(loaded, key=lambda attempt: attempt.id)
 
 
-def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> Job:
-    """Complete a locked attempt, or schedule its retry if the completion is `pending`. Returns the job after it."""
-    if completion.state is JobState.PENDING:
-        if complete.schedule_retries(tx, [completion]):
-            return repository.job_from_row(tx.execute(select(table).where(table.c.id == completion.id)).one())
-        completion = dataclasses.replace(completion, state=JobState.CANCELLED)  # a cancel was requested
-    serial.complete_one(tx, completion)
+def find_dispatched(tx: Transaction, tenant_id: str | None, reported: Mapping[str, int]) -> dict[str, Dispatched]:
+    """Return those of these attempts (numbers by job id) that are dispatched, by job id."""
+    query = select(table).where(table.c.id.in_(reported), table.c.state == JobState.DISPATCHED.value)
+    rows = tx.execute(query if tenant_id is None else query.where(table.c.tenant_id == tenant_id))
+    return {
+        row.id: Dispatched(claim.attempt_from_job(row, row.started_at), row.node_id)
+        for row in rows
+        if row.attempt == reported[row.id]
+    }
+
+
+class ReportedJob(NamedTuple):
+    """The state of a job whose attempt has ended, and its attempt records."""
+
+    number: int
+    state: JobState
+    records: list[dict[str, Any]]
+
+
+def find_reported(tx: Transaction, tenant_id: str | None, ids: Sequence[str]) -> dict[str, ReportedJob]:
+    """Return live and finished jobs by id, to compare reports with the outcomes of their attempts."""
+    found = {}
+    for source in (finished, table):
+        query = select(source.c.id, source.c.attempt, source.c.state, source.c.errors).where(source.c.id.in_(ids))
+        for row in tx.execute(query if tenant_id is None else query.where(source.c.tenant_id == tenant_id)):
+            found[row.id] = ReportedJob(row.attempt, JobState(row.state), decode(row.errors) or [])
+    return found
+
+
+def apply_reports(tx: Transaction, completions: Sequence[Completion]) -> set[str]:
+    """Complete dispatched attempts of any tenant, or schedule their retries; return the ids whose fence held."""
+    retries = [completion for completion in completions if completion.state is JobState.PENDING]
+    written = complete.schedule_retries(tx, retries) if retries else set()
+    plain: list[Completion] = []
+    noticed: list[Completion] = []
+    for completion in completions:
+        if completion.state is JobState.PENDING:
+            if completion.id not in written:  # a cancel was requested, or the fence does not hold
+                noticed.append(dataclasses.replace(completion, state=JobState.CANCELLED))
+        elif completion.schedule_id is None and completion.group_queue is None and not completion.watched:
+            (noticed if completion.state is JobState.FAILED else plain).append(completion)
+        else:
+            noticed.append(completion)
+    if plain:
+        rows = complete.complete_jobs(tx, plain)
+        serial.release_successors(tx, rows, plain)
+        written |= {str(row["id"]) for row in rows}
+    if noticed:
+        written |= outcome_notices.complete_with_notices(tx, noticed)
     limited_queue = exists().where(queues.c.name == finished.c.queue, queues.c.concurrency.is_not(None))
     limited_tenant = exists().where(tenants.c.id == finished.c.tenant_id, tenants.c.starts.is_not(None))
-    is_limited = (limited_queue | limited_tenant).label("limited")
-    same = (finished.c.id == completion.id) & (finished.c.tenant_id == tenant_id)
-    row = tx.execute(select(finished, is_limited).where(same)).one()
-    if row.limited:  # another job may start now
-        tx.notify(JOBS)
-    return repository.job_from_row(row)
+    ended = select(finished.c.id).where(finished.c.id.in_(written), limited_queue | limited_tenant)
+    if written and tx.execute(ended.limit(1)).first() is not None:
+        tx.notify(JOBS)  # another job may start now
+    return written
+
+
+def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> Job:
+    """Complete a locked attempt, or schedule its retry if the completion is `pending`. Returns the job after it."""
+    apply_reports(tx, [completion])
+    job = repository.find_job(tx, tenant_id, completion.id)
+    assert job is not None
+    return job
 
 
 def extend_deadline(tx: Transaction, attempt: Attempt, deadline: datetime) -> None:

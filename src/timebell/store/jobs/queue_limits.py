@@ -55,7 +55,7 @@ def claim_fair_shares(
     if sharing:
         started = tx.dialect.claim_fair_shares(tx, lane.key, routes, node, now, sharing, share)
         claimed = claim.to_attempts(tx, started, now)
-    if len(claimed) < limit:
+    if len(claimed) < limit and routes.tenant_id in (None, "default"):  # all jobs of other tenants are shared
         claimed += claim.claim_batch(tx, lane, routes, node, limit - len(claimed), now)
     return claimed
 

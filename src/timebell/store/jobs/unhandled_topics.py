@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, func, not_, or_, select, text, update
 
 from timebell.model.job import Completion, Hold, JobState
 from timebell.model.routes import ALL_ROUTES, COMPLETE_UNHANDLED_JSON, Routes
+from timebell.store.cluster.workers import RemoteWorker
 from timebell.store.dialects.operations import Lane
 from timebell.store.jobs import groups
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
@@ -38,16 +39,18 @@ class UnhandledReport(NamedTuple):
     """The routes of the held jobs: topics, or `@http` and similar."""
 
 
-def process_unhandled(tx: Transaction, handled: Routes, now: datetime) -> UnhandledReport:
+def process_unhandled(
+    tx: Transaction, handled: Routes, now: datetime, workers: Sequence[RemoteWorker] = ()
+) -> UnhandledReport:
     """Hold or complete due jobs that no live node handles, and release held jobs that a node handles again.
 
-    `handled` are the routes of all live nodes.
+    `handled` are the routes of all live nodes; `workers` are the live remote workers.
     """
-    released = release_handled(tx, handled)
+    released = release_handled(tx, handled, workers)
     held = completed = 0
     routes: set[str] = set()
     for row in fetch_lane_rows(tx, ALL_ROUTES, now):
-        unhandled = _list_unhandled(tx, (row["queue"], row["priority"]), handled, now)
+        unhandled = _list_unhandled(tx, (row["queue"], row["priority"]), handled, workers, now)
         completable = [job for job in unhandled if _completes_unhandled(job)]
         if to_hold := [job.id for job in unhandled if not _completes_unhandled(job)]:
             held_jobs = _hold_claimable(tx, to_hold)
@@ -65,13 +68,18 @@ def process_unhandled(tx: Transaction, handled: Routes, now: datetime) -> Unhand
     return UnhandledReport(held, released, completed, frozenset(routes))
 
 
-def _list_unhandled(tx: Transaction, lane: Lane, handled: Routes, now: datetime) -> Sequence[Any]:
+def _list_unhandled(
+    tx: Transaction, lane: Lane, handled: Routes, workers: Sequence[RemoteWorker], now: datetime
+) -> Sequence[Any]:
     """Return the jobs at the head of a lane that no node handles."""
     queue, priority = lane
-    columns = (jobs.c.id, jobs.c.route, jobs.c.target, jobs.c.attempt, jobs.c.schedule_id, jobs.c.serial)
+    columns = (
+        jobs.c.id, jobs.c.route, jobs.c.target, jobs.c.attempt, jobs.c.schedule_id, jobs.c.serial, jobs.c.tenant_id,
+        jobs.c.queue,
+    )  # fmt: skip
     due = (jobs.c.queue == queue) & (jobs.c.priority == priority) & (jobs.c.run_at <= now)
     head = select(*columns).where(text(CLAIMABLE), due).order_by(jobs.c.run_at).limit(LANE_HEAD_SIZE).subquery()
-    return tx.execute(select(head).where(not_(_is_handled(head.c.route, handled)))).all()
+    return tx.execute(select(head).where(not_(_is_handled(head.c, handled, workers)))).all()
 
 
 def _completes_unhandled(job: Any) -> bool:
@@ -91,16 +99,28 @@ def _hold_claimable(tx: Transaction, ids: Sequence[str]) -> list[Row]:
     return locked
 
 
-def _is_handled(route: ColumnElement[str], routes: Routes) -> ColumnElement[bool]:
+def _is_handled(job: Any, handled: Routes, workers: Sequence[RemoteWorker]) -> ColumnElement[bool]:
+    """Return the condition that a node or a remote worker handles a job, given its columns."""
+    return or_(_has_route(job.route, handled), *(_is_claimed_by(job, worker) for worker in workers))
+
+
+def _is_claimed_by(job: Any, worker: RemoteWorker) -> ColumnElement[bool]:
+    is_handled = _has_route(job.route, worker.routes)
+    if worker.tenant_id is not None:
+        is_handled &= job.tenant_id == worker.tenant_id
+    return is_handled if worker.queues is None else is_handled & job.queue.in_(worker.queues)
+
+
+def _has_route(route: ColumnElement[str], routes: Routes) -> ColumnElement[bool]:
     prefixes = [func.substr(route, 1, len(prefix)) == prefix for prefix in sorted(routes.prefixes)]
     topics = [route.not_like("@%")] if routes.all_topics else []
     return or_(route.in_(sorted(routes.exact)), *topics, *prefixes)
 
 
-def release_handled(tx: Transaction, handled: Routes) -> int:
-    """Release unhandled jobs that these routes handle; return how many."""
+def release_handled(tx: Transaction, handled: Routes, workers: Sequence[RemoteWorker] = ()) -> int:
+    """Release unhandled jobs that these routes or remote workers handle; return how many."""
     is_held = (jobs.c.hold == Hold.UNHANDLED.value) & (jobs.c.state == JobState.PENDING.value)
-    query = select(jobs.c.id).where(is_held, _is_handled(jobs.c.route, handled)).limit(RELEASE_BATCH_SIZE)
+    query = select(jobs.c.id).where(is_held, _is_handled(jobs.c, handled, workers)).limit(RELEASE_BATCH_SIZE)
     ids = tx.execute(query).scalars().all()
     if not ids:
         return 0

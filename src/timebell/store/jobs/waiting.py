@@ -9,7 +9,7 @@ from sqlalchemy import case, func, select, text
 
 from timebell.model.job import Hold
 from timebell.model.routes import ALL_ROUTES, Routes
-from timebell.store.cluster import nodes
+from timebell.store.cluster import nodes, workers
 from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
 from timebell.store.jobs.indexes import UnindexedFilter
 from timebell.store.jobs.repository import COUNT_LIMIT
@@ -53,15 +53,21 @@ def list_unhandled(tx: Transaction, tenant_id: str) -> list[UnhandledTopic]:
     rows = tx.execute(query.order_by(count.desc(), held.c.topic).limit(MAX_TOPICS)).all()
     if not rows:
         return []
-    handled = list_handled(tx)
+    handled = list_handled(tx, tenant_id)
     return [UnhandledTopic(row.topic, row.held_count, row.oldest, handled.nearest(row.topic)) for row in rows]
 
 
-def list_handled(tx: Transaction) -> Routes:
-    """Return the routes of all nodes that have a row."""
+def list_handled(tx: Transaction, tenant_id: str) -> Routes:
+    """Return the routes of all nodes and remote workers that have a row and run jobs of a tenant.
+
+    A worker that claims from some queues only may still leave a job of its topics waiting in another queue.
+    """
     handled = Routes()
     for node in nodes.list_nodes(tx):
         handled |= node.routes
+    for worker in workers.list_workers(tx):
+        if worker.tenant_id in (None, tenant_id):
+            handled |= worker.routes
     return handled
 
 

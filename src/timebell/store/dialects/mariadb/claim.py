@@ -33,17 +33,27 @@ ORDER BY queue, priority, run_at LIMIT 1
 
 # `due`: routes are checked only for due jobs. Finding a future job of one's own routes could mean walking millions of
 # others, while waking up once for the job of another node costs only one scan.
+# With `:only_tenant` its jobs are found in timebell_jobs_shared, whatever the number of jobs of other tenants. Jobs
+# that are not shared are all of the tenant `default`.
 # `busy`: two counts, because each state is a range of another index.
 # `crowded`: the first and the last tenant of the lane in timebell_jobs_shared differ.
 SCAN_LANE = SQL("""
 SELECT :queue AS queue, :priority AS priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
     q.paused OR a.paused AS paused,
-    (SELECT run_at FROM timebell_jobs FORCE INDEX (timebell_jobs_claim)
-     WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :priority
-        AND run_at >= :since AND run_at <= :now
-        AND (INSTR(:exact, CONCAT(' ', route, ' ')) > 0 OR (:everything AND route NOT LIKE '@%')
-            OR route REGEXP :prefixes)
-     ORDER BY run_at LIMIT 1) AS due,
+    COALESCE(
+        (SELECT run_at FROM timebell_jobs FORCE INDEX (timebell_jobs_claim)
+         WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :priority
+            AND run_at >= :since AND run_at <= :now
+            AND (INSTR(:exact, CONCAT(' ', route, ' ')) > 0 OR (:everything AND route NOT LIKE '@%')
+                OR route REGEXP :prefixes)
+            AND COALESCE(:only_tenant, 'default') = 'default' AND (:only_tenant IS NULL OR tenant_id = 'default')
+         ORDER BY run_at LIMIT 1),
+        (SELECT run_at FROM timebell_jobs FORCE INDEX (timebell_jobs_shared)
+         WHERE state = 'pending' AND hold IS NULL AND shared = true AND tenant_id = :only_tenant
+            AND queue = :queue AND priority = :priority AND run_at <= :now
+            AND (INSTR(:exact, CONCAT(' ', route, ' ')) > 0 OR (:everything AND route NOT LIKE '@%')
+                OR route REGEXP :prefixes)
+         ORDER BY run_at LIMIT 1)) AS due,
     (SELECT run_at FROM timebell_jobs FORCE INDEX (timebell_jobs_claim)
      WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :priority AND run_at > :now
      ORDER BY run_at LIMIT 1) AS later,
@@ -87,6 +97,7 @@ WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :prio
     AND (:virtual_time OR run_at <= CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED))
     AND (INSTR(:exact, CONCAT(' ', route, ' ')) > 0 OR (:everything AND route NOT LIKE '@%')
         OR route REGEXP :prefixes)
+    AND (:only_tenant IS NULL OR tenant_id = :only_tenant)
     AND NOT (:recheck_queue AND EXISTS (
         SELECT 1 FROM timebell_queues q WHERE q.name IN (:queue, '*') AND (q.paused
             OR (q.name = :queue AND COALESCE(q.concurrency, q.concurrency_per_group, q.rate) IS NOT NULL))))
@@ -135,6 +146,7 @@ WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :prio
     AND (:virtual_time OR run_at <= CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED))
     AND (INSTR(:exact, CONCAT(' ', route, ' ')) > 0 OR (:everything AND route NOT LIKE '@%')
         OR route REGEXP :prefixes)
+    AND (:only_tenant IS NULL OR tenant_id = :only_tenant)
 ORDER BY run_at LIMIT :limit
 FOR UPDATE SKIP LOCKED
 """)

@@ -84,5 +84,5 @@ def route_params(routes: Routes) -> dict[str, Any]:
     prefixes = "|".join(map(re.escape, params["prefixes"]))
     return {
         "everything": params["everything"], "exact": f" {' '.join(params['exact'])} ",
-        "prefixes": f"^({prefixes})" if prefixes else None,
+        "prefixes": f"^({prefixes})" if prefixes else None, "only_tenant": params["only_tenant"],
     }  # fmt: skip

@@ -24,6 +24,8 @@ from timebell.store.sql import SQL, Row
 # That skips the index entries of claimed jobs, which PostgreSQL has to pass until a vacuum removes them.
 # `due`: routes are checked only for due jobs. Finding a future job of one's own routes could mean walking millions of
 # others, while waking up once for the job of another node costs only one scan.
+# With `:only_tenant` its jobs are found in timebell_jobs_shared, whatever the number of jobs of other tenants. Jobs
+# that are not shared are all of the tenant `default`.
 # `busy`: two counts, because each state has its own partial index.
 # `crowded`: the first and the last tenant of the lane in timebell_jobs_shared differ.
 SCAN_LANES = SQL("""
@@ -44,12 +46,21 @@ WITH RECURSIVE lane (queue, priority, since) AS (
 )
 SELECT l.queue, l.priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
     q.paused OR a.paused AS paused,
-    (SELECT j.run_at FROM timebell_jobs j
-     WHERE j.state = 'pending' AND j.hold IS NULL AND j.queue = l.queue AND j.priority = l.priority
-        AND j.run_at >= l.since AND j.run_at <= :now
-        AND (j.route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND j.route NOT LIKE '@%')
-            OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(j.route, length(p)) = p))
-     ORDER BY j.run_at LIMIT 1) AS due,
+    COALESCE(
+        (SELECT j.run_at FROM timebell_jobs j
+         WHERE j.state = 'pending' AND j.hold IS NULL AND j.queue = l.queue AND j.priority = l.priority
+            AND j.run_at >= l.since AND j.run_at <= :now
+            AND (j.route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND j.route NOT LIKE '@%')
+                OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(j.route, length(p)) = p))
+            AND COALESCE(CAST(:only_tenant AS text), 'default') = 'default'
+            AND (CAST(:only_tenant AS text) IS NULL OR j.tenant_id = 'default')
+         ORDER BY j.run_at LIMIT 1),
+        (SELECT j.run_at FROM timebell_jobs j
+         WHERE j.state = 'pending' AND j.hold IS NULL AND j.shared AND j.queue = l.queue AND j.priority = l.priority
+            AND j.tenant_id = CAST(:only_tenant AS text) AND j.run_at <= :now
+            AND (j.route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND j.route NOT LIKE '@%')
+                OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(j.route, length(p)) = p))
+         ORDER BY j.run_at LIMIT 1)) AS due,
     (SELECT j.run_at FROM timebell_jobs j
      WHERE j.state = 'pending' AND j.hold IS NULL AND j.queue = l.queue AND j.priority = l.priority AND j.run_at > :now
      ORDER BY j.run_at LIMIT 1) AS later,
@@ -92,6 +103,7 @@ WHERE ctid = ANY(ARRAY(
         AND run_at >= :since AND run_at <= :now AND (:virtual_time OR run_at <= statement_timestamp())
         AND (route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND route NOT LIKE '@%')
             OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(route, length(p)) = p))
+        AND (CAST(:only_tenant AS text) IS NULL OR tenant_id = CAST(:only_tenant AS text))
         AND NOT (:recheck_queue AND EXISTS (
             SELECT 1 FROM timebell_queues q WHERE q.name IN (:queue, '*') AND (q.paused
                 OR (q.name = :queue AND COALESCE(q.concurrency, q.concurrency_per_group, q.rate) IS NOT NULL))))
@@ -159,6 +171,7 @@ WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :prio
     AND run_at <= :now AND (:virtual_time OR run_at <= statement_timestamp())
     AND (route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND route NOT LIKE '@%')
         OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(route, length(p)) = p))
+    AND (CAST(:only_tenant AS text) IS NULL OR tenant_id = CAST(:only_tenant AS text))
 ORDER BY run_at LIMIT :limit
 FOR UPDATE SKIP LOCKED
 """)

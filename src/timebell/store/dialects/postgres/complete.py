@@ -177,7 +177,7 @@ SELECT id, attempt, heartbeat, hold FROM timebell_jobs WHERE hold = 'stopping' A
 LIST_OVERDUE_DISPATCHED = SQL("""
 SELECT id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,
     timeout, expires_at, attempt, attempts_used, serial, errors, revision, run_at, group_name, priority,
-    manual_retries, conditions
+    manual_retries, conditions, started_at
 FROM timebell_jobs WHERE state = 'dispatched' AND heartbeat <= :until
 ORDER BY heartbeat LIMIT :limit
 """)

@@ -29,6 +29,8 @@ The driver releases the GIL after every row, and may wait milliseconds to get it
 # empty, and only the given lanes are scanned, each from `since` on.
 # `due`: routes are checked only for due jobs. Finding a future job of one's own routes could mean walking millions of
 # others, while waking up once for the job of another node costs only one scan.
+# With `:only_tenant` its jobs are found in timebell_jobs_shared, whatever the number of jobs of other tenants. Jobs
+# that are not shared are all of the tenant `default`.
 # `busy`: two counts, because each state has its own partial index.
 # `crowded`: the first and the last tenant of the lane in timebell_jobs_shared differ.
 SCAN_LANES = SQL("""
@@ -62,12 +64,20 @@ WITH RECURSIVE lane (queue, priority, since) AS (
 )
 SELECT l.queue, l.priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
     q.paused OR a.paused AS paused,
-    (SELECT j.run_at FROM timebell_jobs j
-     WHERE j.state = 'pending' AND j.hold IS NULL AND j.queue = l.queue AND j.priority = l.priority
-        AND j.run_at >= l.since AND j.run_at <= :now
-        AND ((:everything AND j.route NOT LIKE '@%') OR j.route IN (SELECT value FROM json_each(:exact))
-            OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(j.route, 1, length(p.value)) = p.value))
-     ORDER BY j.run_at LIMIT 1) AS due,
+    COALESCE(
+        (SELECT j.run_at FROM timebell_jobs j
+         WHERE j.state = 'pending' AND j.hold IS NULL AND j.queue = l.queue AND j.priority = l.priority
+            AND j.run_at >= l.since AND j.run_at <= :now
+            AND ((:everything AND j.route NOT LIKE '@%') OR j.route IN (SELECT value FROM json_each(:exact))
+                OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(j.route, 1, length(p.value)) = p.value))
+            AND COALESCE(:only_tenant, 'default') = 'default' AND (:only_tenant IS NULL OR j.tenant_id = 'default')
+         ORDER BY j.run_at LIMIT 1),
+        (SELECT j.run_at FROM timebell_jobs j
+         WHERE j.state = 'pending' AND j.hold IS NULL AND j.shared AND j.queue = l.queue AND j.priority = l.priority
+            AND j.tenant_id = :only_tenant AND j.run_at <= :now
+            AND ((:everything AND j.route NOT LIKE '@%') OR j.route IN (SELECT value FROM json_each(:exact))
+                OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(j.route, 1, length(p.value)) = p.value))
+         ORDER BY j.run_at LIMIT 1)) AS due,
     (SELECT j.run_at FROM timebell_jobs j
      WHERE j.state = 'pending' AND j.hold IS NULL AND j.queue = l.queue AND j.priority = l.priority AND j.run_at > :now
      ORDER BY j.run_at LIMIT 1) AS later,
@@ -109,6 +119,7 @@ WHERE id IN (
         AND run_at >= :since AND run_at <= :now
         AND ((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))
             OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(route, 1, length(p.value)) = p.value))
+        AND (:only_tenant IS NULL OR tenant_id = :only_tenant)
         AND NOT (:recheck_queue AND EXISTS (
             SELECT 1 FROM timebell_queues q WHERE q.name IN (:queue, '*') AND (q.paused
                 OR (q.name = :queue AND COALESCE(q.concurrency, q.concurrency_per_group, q.rate) IS NOT NULL))))
@@ -134,6 +145,7 @@ FROM (
         AND run_at >= :since AND run_at <= :now
         AND ((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))
             OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(route, 1, length(p.value)) = p.value))
+        AND (:only_tenant IS NULL OR tenant_id = :only_tenant)
         AND NOT (:recheck_queue AND EXISTS (
             SELECT 1 FROM timebell_queues q WHERE q.name IN (:queue, '*') AND (q.paused
                 OR (q.name = :queue AND COALESCE(q.concurrency, q.concurrency_per_group, q.rate) IS NOT NULL))))
@@ -198,6 +210,7 @@ SELECT id, tenant_id, group_name FROM timebell_jobs
 WHERE state = 'pending' AND hold IS NULL AND queue = :queue AND priority = :priority AND run_at <= :now
     AND ((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))
         OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(route, 1, length(p.value)) = p.value))
+    AND (:only_tenant IS NULL OR tenant_id = :only_tenant)
 ORDER BY run_at LIMIT :limit
 """)
 

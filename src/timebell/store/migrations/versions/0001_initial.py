@@ -455,6 +455,20 @@ def upgrade() -> None:
         sa.Column("deployment", sa.String(200)),
     )
     op.create_table(
+        "timebell_workers",
+        sa.Column("id", Id, primary_key=True),
+        sa.Column("tenant_id", sa.String(200)),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("routes", sa.Text(), nullable=False),
+        sa.Column("slots", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("heartbeat", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("started_at", Instant, nullable=False),
+        sa.Column("seen_at", Instant, nullable=False),
+        sa.Column("draining", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("claim_id", sa.String(100)),
+        sa.Column("claimed", sa.Text()),
+    )
+    op.create_table(
         "timebell_deployments",
         sa.Column("id", sa.String(200), primary_key=True),
         sa.Column("program", sa.String(200), nullable=False),
