@@ -83,13 +83,16 @@ def show(name: str, output: str | None) -> None:
 
 @target.command("test")
 @name_argument
+@click.option("--payload", metavar="JSON", help="Payload of the event; @file reads a file.")
 @output_option
-def send_test(name: str, output: str | None) -> None:
-    """Send a signed test event; show request and response. Exit 1 if it was not accepted."""
+def send_test(name: str, payload: str | None, output: str | None) -> None:
+    """Send a test event; show the exact request and response. Exit 1 if it was not accepted."""
     from timebell.cli import output as out
+    from timebell.cli.inputs import parse_json
 
     remote = server_client(output)
-    result = remote.request("POST", f"/targets/{_quote_segment(name)}/test")
+    body = None if payload is None else {"payload": parse_json(payload, "--payload")}
+    result = remote.request("POST", f"/targets/{_quote_segment(name)}/test", body)
     if remote.settings.output != out.Format.TABLE:
         out.print_record(result, remote.settings.output)
     else:
@@ -265,7 +268,10 @@ def _print_test_result(name: str, result: Mapping[str, Any]) -> None:
             line(f"> {header}: {value}")
         line(f">\n> {request.get('body', '')}")
     if isinstance(response, Mapping) and "status" in response:
-        line(f"< {response['status']}\n< {response['body']}".rstrip())
+        line(f"< {response['status']}")
+        for header, value in response.get("headers", {}).items():
+            line(f"< {header}: {value}")
+        line(f"<\n< {response['body']}".rstrip())
     elif response is not None:
         line(f"< {json.dumps(response)}")
 
