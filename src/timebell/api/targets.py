@@ -32,7 +32,10 @@ routes = APIRouter(route_class=ApiRoute, tags=["targets"])
 TEST_ACTION = "target.test"
 Options = Annotated[
     dict[str, Json],
-    Field(description='Same as in an inline target. Any option may be {"secret": "name"}, which requires admin.'),
+    Field(
+        description="Same as in an inline target, and for http also auth, tls, proxy and limits. "
+        'Any option may be {"secret": "name"}, which requires admin.'
+    ),
 ]
 SigningSecret = Annotated[
     SecretStr | None, Field(max_length=200, description="whsec_...; generated if omitted. Only for kind http.")

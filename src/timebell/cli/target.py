@@ -11,6 +11,7 @@ from timebell.cli.groups import Group
 from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import server_client
+from timebell.cli.target_options import read_request_options, request_options
 
 target = Group("Targets: named destinations of jobs.")
 secret = Group("Secrets used by targets: stored encrypted, never shown.")
@@ -27,6 +28,7 @@ signing_secret_file_option = click.option(
 @click.option(
     "--secret-header", multiple=True, metavar="NAME=SECRET", help="Header with the value of a secret; repeatable."
 )
+@request_options
 @signing_secret_file_option
 @click.option("--replace", is_flag=True, help="Replace an existing target.")
 @output_option
@@ -38,6 +40,7 @@ def create(
     signing_secret: str | None,
     replace: bool,
     output: str | None,
+    **request_flags: Any,
 ) -> None:
     """Create a target and its signing secret, which is printed only once."""
     from timebell.cli.inputs import parse_pairs
@@ -48,6 +51,7 @@ def create(
     headers: dict[str, Any] = dict(parse_pairs(header, "--header") or {})
     secret_headers = parse_pairs(secret_header, "--secret-header") or {}
     headers |= {name: {"secret": secret_name} for name, secret_name in secret_headers.items()}
+    options |= read_request_options(request_flags)
     if headers:
         options["headers"] = {**options.get("headers", {}), **headers}
     body = {"kind": options.pop("kind", None), "options": options, "signingSecret": _read_secret_file(signing_secret)}
