@@ -135,7 +135,8 @@ async def test_cancelling_a_job_closes_its_request(make: Make) -> None:
         await put(web, receiver, "hang", timeout="30m")
         id_ = await create_job(web)
         await wait_until(lambda: receiver.requests)
-        assert await web.app.cancel(id_, stop=True)
+        cancelled = await web.post(f"/jobs/{id_}/cancel", {"stop": True})
+        assert cancelled.json()["outcome"] == "in_flight"
         await asyncio.wait_for(receiver.gone.wait(), 30)
         await service.wait_until_idle()
         assert (await web.get(f"/jobs/{id_}")).json()["status"] == "cancelled"
