@@ -25,6 +25,8 @@ from urllib.parse import quote, unquote, urlsplit
 import httptools
 
 MAX_HEAD_BYTES = 16 * 1024
+KEEPALIVE_SECONDS = 60
+"""Idle time before keep-alive probes. Firewalls forget connections that are idle for a few minutes."""
 READ_SIZE_BYTES = 16 * 1024
 CONNECT_TIMEOUT_SECONDS = 3.0  # for each address of a service
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -37,6 +39,9 @@ CA_BUNDLE_PATHS = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
 """System locations of CA bundles, which the OpenSSL of a Python built elsewhere may not search."""
+_TUNNEL_ANSWER = re.compile(rb"HTTP/1\.[01] ([0-9]{3})\b")
+_METHODS_WITHOUT_CONTENT = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
+"""Methods whose requests have no content-length if they have no body (RFC 9110, 8.6)."""
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _HEAD = re.compile(rb"[A-Z]+ [!-~]+ HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [\t -~]*\r\n)+\r\n")
 
@@ -51,6 +56,10 @@ class ConnectError(HttpClientError):
 
 class TLSError(HttpClientError):
     """The TCP connection succeeded, but the TLS handshake failed."""
+
+
+class ProxyRefused(ConnectError):
+    """The proxy did not connect to the destination; the text is its answer."""
 
 
 class ProtocolError(HttpClientError):
@@ -119,15 +128,30 @@ class Stream(asyncio.Protocol):
         except OSError as error:
             raise (ProtocolError if tls is None else TLSError)(type(error).__name__) from error
 
+    async def start_tls(self, tls: ssl.SSLContext, server_name: str) -> None:
+        """Continue an open stream with TLS; require a certificate for `server_name`. Raises TLSError."""
+        assert self._transport is not None
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                self._transport, self, tls, server_hostname=server_name
+            )
+        except OSError as error:
+            raise TLSError(type(error).__name__) from error
+        self._transport = cast("asyncio.Transport", encrypted)
+
     async def read(self, max_bytes: int) -> bytes:
-        """Return received data, at least one byte; empty at the end of the stream. Raises ProtocolError."""
+        """Return received data, at least one byte; empty at the end of the stream.
+
+        Raises ProtocolError, or TLSError if the peer ended the stream with a TLS alert.
+        """
         if not self._received and not self._is_at_end:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         data = bytes(self._received[:max_bytes])
         del self._received[:max_bytes]
         if not data and self._lost is not None:
-            raise ProtocolError(type(self._lost).__name__) from self._lost
+            error = TLSError if isinstance(self._lost, ssl.SSLError) else ProtocolError
+            raise error(type(self._lost).__name__) from self._lost
         if self._is_paused and not self._received and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
@@ -197,6 +221,9 @@ class Network:
             try:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if hasattr(socket, "TCP_KEEPIDLE"):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
                 async with asyncio.timeout(timeout):
                     await asyncio.get_running_loop().sock_connect(sock, (address, port))
             except BaseException:
@@ -209,9 +236,14 @@ class Network:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return the TLS context, with the CAs of SSL_CERT_FILE and SSL_CERT_DIR only, or those of the system.
+    """Return the shared TLS context. Cached, because loading the CAs is slow. Raises TLSError."""
+    return create_tls_context()
 
-    Cached, because loading the CAs is slow. Raises TLSError if they cannot be read.
+
+def create_tls_context() -> ssl.SSLContext:
+    """Create a TLS context, with the CAs of SSL_CERT_FILE and SSL_CERT_DIR only, or those of the system.
+
+    Raises TLSError if they cannot be read.
     """
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     try:
@@ -250,7 +282,7 @@ async def exchange(
     request = _encode_request(method, target, headers, body)
     with suppress(ProtocolError):  # a peer that disconnects early may have sent an error response
         await stream.write(request)
-    response = _ResponseReader(kept_bytes)
+    response = _ResponseReader(kept_bytes, has_body=method != "HEAD")
     remaining_bytes = MAX_HEAD_BYTES
     try:
         data = await _read(stream, READ_SIZE_BYTES, idle_timeout)
@@ -273,6 +305,30 @@ async def exchange(
     )  # fmt: skip
 
 
+async def open_tunnel(stream: Stream, authority: str, headers: Mapping[str, str]) -> None:
+    """Let an HTTP proxy connect an open stream to `authority`, an address and a port (RFC 9110, 9.3.6).
+
+    Raises ProxyRefused, ProtocolError.
+    """
+    lines = [
+        f"CONNECT {authority} HTTP/1.1",
+        f"host: {authority}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    await stream.write("\r\n".join((*lines, "", "")).encode("ascii"))
+    head = b""
+    while b"\r\n\r\n" not in head:
+        data = await stream.read(READ_SIZE_BYTES)
+        head += data
+        if not data or len(head) > MAX_HEAD_BYTES:
+            raise ProtocolError("the proxy sent no complete answer")
+    answer = _TUNNEL_ANSWER.match(head)
+    if answer is None or not head.endswith(b"\r\n\r\n"):
+        raise ProtocolError("the answer of the proxy is not HTTP")
+    if not answer[1].startswith(b"2"):
+        raise ProxyRefused(answer[1].decode())
+
+
 async def _read(stream: Stream, max_bytes: int, idle_timeout: float | None) -> bytes:
     if idle_timeout is None:
         return await stream.read(max_bytes)
@@ -287,10 +343,12 @@ def _encode_request(method: str, target: str, headers: Mapping[str, str], body: 
     """Encode a request. Raises ProtocolError for a name or value that is not plain ASCII or contains a line break."""
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     try:
-        head = "\r\n".join((*lines, f"content-length: {len(body)}\r\n\r\n")).encode("ascii")
+        if body or method not in _METHODS_WITHOUT_CONTENT:
+            lines.append(f"content-length: {len(body)}")
+        head = "\r\n".join((*lines, "\r\n")).encode("ascii")
     except UnicodeError as error:
         raise ProtocolError(str(error)) from error
-    if head.count(b"\n") != len(lines) + 2 or not _HEAD.fullmatch(head):
+    if head.count(b"\n") != len(lines) + 1 or not _HEAD.fullmatch(head):
         raise ProtocolError("the request cannot be expressed in HTTP")
     return head + body
 
@@ -298,7 +356,7 @@ def _encode_request(method: str, target: str, headers: Mapping[str, str], body: 
 class _ResponseReader:
     """Parses one response. Informational responses before it are skipped."""
 
-    def __init__(self, kept_bytes: int) -> None:
+    def __init__(self, kept_bytes: int, *, has_body: bool = True) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()
@@ -306,6 +364,7 @@ class _ResponseReader:
         self.is_kept_whole = True
         """True if no part of the body was dropped."""
         self._kept_bytes = kept_bytes
+        self._has_body = has_body
         self._unparsed = b""
         self._parser = httptools.HttpResponseParser(self)
 
@@ -346,6 +405,8 @@ class _ResponseReader:
         self.has_head = self.status >= 200
         if not self.has_head:
             self.headers.clear()
+        elif not self._has_body:  # the parser would wait for the announced length
+            self.is_finished = True
 
     def on_body(self, body: bytes) -> None:
         if not self.is_finished:

@@ -17,7 +17,7 @@ from timebell.feature import Feature
 from timebell.model.payload import encode
 from timebell.model.policy import OnUnhandled, parse_seconds
 from timebell.model.routes import COMPLETE_UNHANDLED
-from timebell.model.target import InternalTarget
+from timebell.model.target import NAMED_HTTP_OPTIONS, InternalTarget
 from timebell.settings import Settings
 from timebell.store.open import server_addresses
 from timebell.targets import bodies, brokers
@@ -189,6 +189,11 @@ def normalize_target(
     validate_kind(kind, (*target_kinds(features), *custom_targets))
     if "signingSecrets" in options and kind not in custom_targets:
         raise InvalidInput("Only named targets have their own signing secrets.", code="INVALID_TARGET_OPTIONS")
+    if kind == "http" and (named_only := [name for name in NAMED_HTTP_OPTIONS if name in options]):
+        raise InvalidInput(
+            f"Only named targets have {named_only[0]}.", code="INVALID_TARGET_OPTIONS",
+            fix="Create a target with these options, and use its name.",
+        )  # fmt: skip
     if "connection" in options and kind not in custom_targets:
         raise InvalidInput(
             "A job cannot specify the connection of its queue.", code="INVALID_TARGET_OPTIONS",

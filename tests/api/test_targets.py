@@ -260,7 +260,8 @@ async def test_a_test_delivery_returns_its_request_and_response(make: Make) -> N
         secret = (await target(web, receiver, "status/200"))["signingSecret"]
         tried = (await web.post("/targets/orders/test")).json()
         assert tried["delivered"]
-        assert tried["response"] == {"status": 200, "body": '{"said":"hi"}'}
+        headers = {"content-length": "13", "location": "/status/200"}
+        assert tried["response"] == {"status": 200, "headers": headers, "body": '{"said":"hi"}'}
         assert tried["latencyMs"] >= 0
         assert tried["request"]["url"].endswith("/status/200")
         assert tried["request"]["body"].encode() == receiver.requests[-1].body

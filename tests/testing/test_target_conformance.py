@@ -14,7 +14,7 @@ import pytest
 from tests.unit.targets.sink import NOW, SECRET, local, resolver, sink
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput
-from timebell.targets import http
+from timebell.targets import http_connections
 from timebell.targets.address import AddressGuard
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.command import CommandTarget
@@ -26,7 +26,7 @@ from timebell.testing.targets import Received, Scene, TargetConformance
 class TestHttp(TargetConformance):
     @pytest.fixture(autouse=True)
     def _soon_unconnected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http, "CONNECT_SECONDS", 0.8)
+        monkeypatch.setattr(http_connections, "CONNECT_SECONDS", 0.8)
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:

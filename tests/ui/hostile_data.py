@@ -121,7 +121,7 @@ async def fill_store(app: Timebell, browser: Browser) -> dict[str, str]:
         "history": f"/ui/schedules/{id_}/history",
         "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "upcoming": "/ui/upcoming",
         "audit": "/ui/audit",
-        "targets": "/ui/targets",
+        "targets": "/ui/targets", "new target": "/ui/targets/new", "target": "/ui/targets/orders/edit",
         "sent": f"/ui/jobs/{sent['id']}",
         "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
         "new trigger": "/ui/new/trigger", "new campaign": "/ui/new/campaign",

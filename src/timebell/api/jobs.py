@@ -70,6 +70,12 @@ class JobPreview(ResponseBody):
     ]
 
 
+class JobCancelIn(RequestBody):
+    stop: Annotated[
+        bool, Field(description="Also stop a running job: its handler is cancelled, its request is closed.")
+    ] = False
+
+
 class RescheduleIn(RequestBody):
     run_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
@@ -228,13 +234,15 @@ async def get_job(id: Id, ctx: Context) -> Response:
 
 
 @routes.post("/jobs/{id}/cancel", response_model=JobCancelOut, **change_route("job.cancel", Role.OPERATOR))
-async def cancel_job(id: Id, ctx: Context) -> Response:
-    """Prevent a job from starting. If it is already running, it is not retried.
+async def cancel_job(id: Id, ctx: Context, body: JobCancelIn | None = None) -> Response:
+    """Prevent a job from starting. If it is already running, it is not retried, and with `stop` it is stopped.
 
     Idempotent: repeated calls return the first outcome.
     """
     await _load_for_change(ctx, id)
-    cancelled: repository.CancelResult = await ctx.app.cancel(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    cancelled: repository.CancelResult = await ctx.app.cancel(
+        id, stop=body is not None and body.stop, tenant_id=ctx.tenant_id, connection=ctx.connection
+    )
     return json_response({"outcome": cancelled.outcome.value, "job": render_job(cancelled.job)})
 
 

@@ -19,6 +19,7 @@ from timebell.api.schemas import Id, RequestBody, ResponseBody, json_response
 from timebell.client.validation import check_queue_name
 from timebell.model.limits import Limits
 from timebell.store.jobs import queues as rows
+from timebell.store.jobs.target_queues import is_visible
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["queues"])
@@ -75,6 +76,7 @@ async def _load_queues(ctx: Context) -> tuple[dict[str, dict[str, Any]], bool]:
             "running": queue.running,
         }
         for queue in queues
+        if is_visible(queue.name, ctx.tenant_id)
     }, exact  # fmt: skip
 
 

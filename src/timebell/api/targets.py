@@ -32,7 +32,10 @@ routes = APIRouter(route_class=ApiRoute, tags=["targets"])
 TEST_ACTION = "target.test"
 Options = Annotated[
     dict[str, Json],
-    Field(description='Same as in an inline target. Any option may be {"secret": "name"}, which requires admin.'),
+    Field(
+        description="Same as in an inline target, and for http also auth, tls, proxy and limits. "
+        'Any option may be {"secret": "name"}, which requires admin.'
+    ),
 ]
 SigningSecret = Annotated[
     SecretStr | None, Field(max_length=200, description="whsec_...; generated if omitted. Only for kind http.")
@@ -60,6 +63,12 @@ class SecretRotationIn(RequestBody):
     overlap_seconds: Annotated[
         float, Field(ge=0, le=MAX_OVERLAP_SECONDS, description="Seconds during which the old secret signs too.")
     ] = DEFAULT_OVERLAP.total_seconds()
+
+
+class TargetTestIn(RequestBody):
+    """Options of a test delivery."""
+
+    payload: Annotated[Json, Field(description='Payload of the event, by default {"test": true}.')] = None
 
 
 class SigningOut(ResponseBody):
@@ -115,7 +124,9 @@ class TargetTestOut(ResponseBody):
     latency_ms: int
     error_code: str | None
     error_message: str | None
-    response: Annotated[Json, Field(description="Same as the result of a job; for http, status and body.")]
+    response: Annotated[
+        Json, Field(description="Same as the result of a job; for http, status, headers and body. Secrets are masked.")
+    ]
     request: Annotated[
         SentRequest | dict[str, Json] | None, Field(description="Request that was sent; secrets are masked.")
     ]
@@ -192,7 +203,7 @@ async def rotate_target_secret(
 @routes.post(
     "/targets/{name}/test", response_model=TargetTestOut, **change_route(TEST_ACTION, Role.OPERATOR, streams=True)
 )
-async def test_target(name: Id, ctx: Context) -> Response:
+async def test_target(name: Id, ctx: Context, body: TargetTestIn | None = None) -> Response:  # noqa: PT028
     """Send a signed test event and return the result.
 
     Repeating the request sends another event, even with the same Idempotency-Key.
@@ -202,7 +213,8 @@ async def test_target(name: Id, ctx: Context) -> Response:
     async with ctx.app.store.begin() as ctx.connection:  # commit before the delivery, which may take long
         await write_audit_record(ctx, TEST_ACTION)
     ctx.connection = None
-    return json_response(render_test(await ctx.app.targets.test(name, tenant_id=ctx.tenant_id)))
+    payload = None if body is None else body.payload
+    return json_response(render_test(await ctx.app.targets.test(name, payload=payload, tenant_id=ctx.tenant_id)))
 
 
 async def _write_target(ctx: Context, name: str, body: TargetPut, *, replace: bool) -> NamedTarget:

@@ -1,4 +1,8 @@
-"""`timebell import crontab`: turn each entry into a schedule with a command target and a stable name."""
+"""`timebell import crontab`: turn each entry into a schedule with a stable name.
+
+A command of curl or wget becomes a named http target, if it can be translated exactly; its credentials become secrets.
+Every other command becomes a command target.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,29 @@ import dataclasses
 import getpass
 import os
 import pwd
+import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from timebell.app import Timebell
 from timebell.cli.crontab import Crontab, Entry, has_user_column, parse
+from timebell.cli.importers.entry import NotExpressible
+from timebell.cli.importers.http_commands import HttpCommand, parse_http_command
 from timebell.cli.output import FAILED, OK, print_message, print_records, print_table
+from timebell.clock import SystemClock
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.formatting import format_relative, to_local
 from timebell.model.policy import Retry
 from timebell.model.schedule import Schedule
+from timebell.model.target import fill_secrets, mask_secrets
 from timebell.recurrence import Cron
-from timebell.settings import load
+from timebell.settings import Settings, load
+from timebell.targets.base import Target
+from timebell.targets.webhook_signatures import new_signing_secret
+from timebell.wiring import create_target
 
 # cron has no time limit; this one keeps hanging commands from accumulating.
 COMMAND_TIMEOUT_SECONDS = 24 * 3600.0
@@ -28,6 +41,24 @@ DIFFERENCES_FROM_CRON = (
     "Unlike cron, an entry does not start while its previous run is still running, and after an outage the latest"
     " missed run is executed. Like cron, a failed command is not retried."
 )
+DIFFERENCES_FROM_CURL = "Requests of curl and wget fail with a status of 400 or above, also without curl's -f."
+_INVALID_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A schedule to write, and the target and secrets that it needs. Its target has the name of the schedule."""
+
+    entry: Entry
+    schedule: Schedule
+    options: dict[str, Any] | None = None
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def command(self) -> str:
+        """The command, without its credentials."""
+        masked: str = mask_secrets(self.entry.command, self.secrets.values())
+        return masked
 
 
 def import_crontab(
@@ -41,19 +72,24 @@ def import_crontab(
     chosen = load(database_url=database, default_timezone=timezone, output=output_format)
     text, name, system = _read_crontab(file, system)
     crontab = parse(text, system=system)
-    if not (chosen.command_enabled or dry_run):
-        raise Refused(
-            "A crontab runs commands, and command targets are disabled.", code="COMMAND_TARGET_OFF",
-            fix="Set TIMEBELL_COMMAND_ENABLED=true here and on every node, or use --dry-run first.",
-        )  # fmt: skip
+    requests = _translate_requests(crontab, chosen)
+    if not (chosen.command_enabled or dry_run or (requests and len(requests) == len(crontab.entries))):
+        if not requests:
+            raise Refused(
+                "A crontab runs commands, and command targets are disabled.", code="COMMAND_TARGET_OFF",
+                fix="Set TIMEBELL_COMMAND_ENABLED=true here and on every node, or use --dry-run first.",
+            )  # fmt: skip
+        _refuse_commands(crontab, requests)
     app = Timebell(database, timezone=timezone)
     app.settings = dataclasses.replace(app.settings, command_enabled=True)
-    rows = asyncio.run(_write_schedules(app, crontab, name, dry_run=dry_run))
+    rows = asyncio.run(_write_schedules(app, crontab, requests, name, dry_run=dry_run))
     if chosen.output == "table":
         _print_rows(rows)
     else:
         print_records(rows, chosen.output)
     _print_notes(crontab, name)
+    if requests:
+        print_message(DIFFERENCES_FROM_CURL)
     return FAILED if crontab.refused else OK
 
 
@@ -94,19 +130,67 @@ def _is_user(name: str) -> bool:
     return True
 
 
-def _draft_schedules(app: Timebell, crontab: Crontab) -> list[tuple[Entry, Schedule]]:
+def _translate_requests(crontab: Crontab, settings: Settings) -> dict[int, HttpCommand]:
+    """Return the requests of curl and wget commands by line number.
+
+    The reasons why others stay commands are added to `crontab.notes`.
+    """
+    requests: dict[int, HttpCommand] = {}
+    target: Target | None = None
+    for entry in crontab.entries:
+        try:
+            request = parse_http_command(entry.command, entry.env, entry.stdin)
+            if request is not None:
+                target = target or create_target("http", settings, SystemClock().now)
+                options = {**fill_secrets(request.options, request.secrets), "signingSecrets": [new_signing_secret()]}
+                target.check(options)
+                requests[entry.number] = request
+        except NotExpressible as reason:
+            crontab.notes.append((entry.number, f"stays a command: {reason}."))
+        except (InvalidInput, Refused) as error:
+            fix = f" {error.fix}" if error.fix else ""
+            text = mask_secrets(f"stays a command: {error}{fix}", request.secrets.values() if request else ())
+            crontab.notes.append((entry.number, text))
+    return requests
+
+
+def _refuse_commands(crontab: Crontab, requests: dict[int, HttpCommand]) -> None:
+    """Move the entries that are no requests to `crontab.refused`, because command targets are disabled."""
+    reasons = dict(crontab.notes)
+    for entry in crontab.entries:
+        if entry.number not in requests:
+            reason = reasons.get(entry.number, "runs a command.")
+            crontab.refused.append((entry.number, f"{reason} Commands require TIMEBELL_COMMAND_ENABLED=true."))
+    refused = {number for number, _ in crontab.refused}
+    crontab.notes = [(number, note) for number, note in crontab.notes if number not in refused]
+    crontab.entries = [entry for entry in crontab.entries if entry.number in requests]
+
+
+def _draft_schedules(app: Timebell, crontab: Crontab, requests: dict[int, HttpCommand]) -> list[Draft]:
     """Build and validate the schedules; invalid entries are added to `crontab.refused`."""
     now, me = app.clock.now(), getpass.getuser()
     drafts = []
     for entry in crontab.entries:
-        options: dict[str, Any] = {
-            "name": f"crontab-{entry.user or me}-{entry.fingerprint}", "timezone": entry.timezone,
-            "target": {"kind": "command", **_command_options(entry)}, "retry": Retry(attempts=1),
-            "timeout": COMMAND_TIMEOUT_SECONDS,
-            "metadata": {"crontab": {"user": entry.user or me, "line": entry.line}},
-        }  # fmt: skip
+        name, request = f"crontab-{entry.user or me}-{entry.fingerprint}", requests.get(entry.number)
+        options: dict[str, Any] = {"name": name, "timezone": entry.timezone}
+        if request is None:
+            options |= {
+                "target": {"kind": "command", **_command_options(entry)}, "retry": Retry(attempts=1),
+                "timeout": COMMAND_TIMEOUT_SECONDS,
+            }  # fmt: skip
+            target_options, secrets = None, {}
+        else:
+            name = _INVALID_NAME_CHARACTER.sub("-", name)
+            options |= {"target": name, "retry": request.retry}
+            secrets = {f"{name}-{secret}": value for secret, value in request.secrets.items()}
+            target_options = fill_secrets(request.options, {
+                secret: {"secret": f"{name}-{secret}"} for secret in request.secrets  # type: ignore[misc]
+            })  # fmt: skip
+        line = mask_secrets(entry.line, secrets.values())
+        options["metadata"] = {"crontab": {"user": entry.user or me, "line": line}}
         try:
-            drafts.append((entry, app.schedules.draft("crontab.run", Cron(entry.expression), options, now)))
+            schedule = app.schedules.draft("crontab.run", Cron(entry.expression), options, now)
+            drafts.append(Draft(entry, schedule, target_options, secrets))
         except TimebellError as bad:
             if bad.code == "TIMEZONE_MISSING":
                 raise InvalidInput(
@@ -125,37 +209,51 @@ def _command_options(entry: Entry) -> dict[str, Any]:
     return options | ({"cwd": env["HOME"]} if os.path.isdir(env["HOME"]) else {})
 
 
-async def _write_schedules(app: Timebell, crontab: Crontab, name: str, *, dry_run: bool) -> list[dict[str, Any]]:
-    """Write the schedules and return one row per schedule. A dry run does not open the database."""
+async def _write_schedules(
+    app: Timebell, crontab: Crontab, requests: dict[int, HttpCommand], name: str, *, dry_run: bool
+) -> list[dict[str, Any]]:
+    """Write targets and schedules, and return one row per schedule. A dry run does not open the database."""
     if dry_run:
-        return [_row(name, entry, draft, "would be created", app) for entry, draft in _draft_schedules(app, crontab)]
+        drafts = _draft_schedules(app, crontab, requests)
+        return [_row(name, draft, draft.schedule, "would be created", app) for draft in drafts]
     rows = []
     try:
         await app.open()  # from here on, app.clock follows the database clock
-        for entry, draft in _draft_schedules(app, crontab):
-            stored = await app.schedules.put(draft, replace=True)
-            changed = "changed" if stored.updated_at >= draft.updated_at else "unchanged"
-            rows.append(_row(name, entry, stored, "created" if stored.id == draft.id else changed, app))
+        for draft in _draft_schedules(app, crontab, requests):
+            target_changed = draft.options is not None and await _write_target(app, draft)
+            stored = await app.schedules.put(draft.schedule, replace=True)
+            changed = "changed" if target_changed or stored.updated_at >= draft.schedule.updated_at else "unchanged"
+            rows.append(_row(name, draft, stored, "created" if stored.id == draft.schedule.id else changed, app))
     finally:
         await app.close()
     return rows
 
 
-def _row(name: str, entry: Entry, schedule: Schedule, outcome: str, app: Timebell) -> dict[str, Any]:
+async def _write_target(app: Timebell, draft: Draft) -> bool:
+    """Write the secrets and the target of a request; return whether the target was new or changed."""
+    assert draft.options is not None
+    for name, value in draft.secrets.items():
+        await app.secrets.put(name, value)
+    target = await app.targets.put(str(draft.schedule.action.target["name"]), "http", draft.options)  # type: ignore[index]
+    return target.updated_at >= draft.schedule.updated_at
+
+
+def _row(name: str, draft: Draft, schedule: Schedule, outcome: str, app: Timebell) -> dict[str, Any]:
     at = schedule.next_fire_at
     return {
-        "file": name, "line": entry.number, "schedule": schedule.name, "words": schedule.recurrence.describe(),
-        "command": entry.command, "next": None if at is None else at.isoformat().replace("+00:00", "Z"),
+        "file": name, "line": draft.entry.number, "schedule": schedule.name, "words": schedule.recurrence.describe(),
+        "target": "command" if draft.options is None else "http", "command": draft.command,
+        "next": None if at is None else at.isoformat().replace("+00:00", "Z"),
         "nextLocal": None if at is None else to_local(at, schedule.timezone).isoformat(),
         "in": None if at is None else format_relative(at - app.clock.now()), "outcome": outcome,
     }  # fmt: skip
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    head = ("LINE", "SCHEDULE", "WHEN", "NEXT", "IN", "OUTCOME", "COMMAND")
+    head = ("LINE", "SCHEDULE", "WHEN", "NEXT", "IN", "OUTCOME", "TARGET", "COMMAND")
     cells = [
         (str(row["line"]), row["schedule"], row["words"], (row["nextLocal"] or "never").replace("T", " "),
-         row["in"] or "", row["outcome"], row["command"][:60])
+         row["in"] or "", row["outcome"], row["target"], row["command"][:60])
         for row in rows
     ]  # fmt: skip
     print_table(cells, head)

@@ -175,13 +175,14 @@ def redeliver(id_: str, output: str | None) -> None:
 
 @job.command()
 @job_id_argument
+@click.option("--stop", is_flag=True, help="Stop it if it is running, and close its request.")
 @output_option
-def cancel(id_: str, output: str | None) -> None:
-    """Cancel a job. A running job is asked to stop; a finished one is unchanged."""
+def cancel(id_: str, stop: bool, output: str | None) -> None:
+    """Cancel a job. A running job is not retried; a finished one is unchanged."""
     from timebell.cli.output import print_message
 
     remote = server_client(output)
-    done = remote.request("POST", f"/jobs/{id_}/cancel")
+    done = remote.request("POST", f"/jobs/{id_}/cancel", {"stop": True} if stop else None)
     if remote.settings.output != Format.TABLE:
         from timebell.cli.output import print_record
 
@@ -192,7 +193,7 @@ def cancel(id_: str, output: str | None) -> None:
 
 CANCEL_OUTCOMES = {
     "prevented": "Cancelled before it started.",
-    "in_flight": "The job is running: it was asked to stop and will not be retried.",
+    "in_flight": "The job is running and will not be retried.",
     "already_done": "The job was already finished.",
 }
 

@@ -11,6 +11,7 @@ from timebell.cli.groups import Group
 from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import server_client
+from timebell.cli.target_options import read_request_options, request_options
 
 target = Group("Targets: named destinations of jobs.")
 secret = Group("Secrets used by targets: stored encrypted, never shown.")
@@ -27,6 +28,7 @@ signing_secret_file_option = click.option(
 @click.option(
     "--secret-header", multiple=True, metavar="NAME=SECRET", help="Header with the value of a secret; repeatable."
 )
+@request_options
 @signing_secret_file_option
 @click.option("--replace", is_flag=True, help="Replace an existing target.")
 @output_option
@@ -38,6 +40,7 @@ def create(
     signing_secret: str | None,
     replace: bool,
     output: str | None,
+    **request_flags: Any,
 ) -> None:
     """Create a target and its signing secret, which is printed only once."""
     from timebell.cli.inputs import parse_pairs
@@ -48,6 +51,7 @@ def create(
     headers: dict[str, Any] = dict(parse_pairs(header, "--header") or {})
     secret_headers = parse_pairs(secret_header, "--secret-header") or {}
     headers |= {name: {"secret": secret_name} for name, secret_name in secret_headers.items()}
+    options |= read_request_options(request_flags)
     if headers:
         options["headers"] = {**options.get("headers", {}), **headers}
     body = {"kind": options.pop("kind", None), "options": options, "signingSecret": _read_secret_file(signing_secret)}
@@ -83,13 +87,16 @@ def show(name: str, output: str | None) -> None:
 
 @target.command("test")
 @name_argument
+@click.option("--payload", metavar="JSON", help="Payload of the event; @file reads a file.")
 @output_option
-def send_test(name: str, output: str | None) -> None:
-    """Send a signed test event; show request and response. Exit 1 if it was not accepted."""
+def send_test(name: str, payload: str | None, output: str | None) -> None:
+    """Send a test event; show the exact request and response. Exit 1 if it was not accepted."""
     from timebell.cli import output as out
+    from timebell.cli.inputs import parse_json
 
     remote = server_client(output)
-    result = remote.request("POST", f"/targets/{_quote_segment(name)}/test")
+    body = None if payload is None else {"payload": parse_json(payload, "--payload")}
+    result = remote.request("POST", f"/targets/{_quote_segment(name)}/test", body)
     if remote.settings.output != out.Format.TABLE:
         out.print_record(result, remote.settings.output)
     else:
@@ -265,7 +272,10 @@ def _print_test_result(name: str, result: Mapping[str, Any]) -> None:
             line(f"> {header}: {value}")
         line(f">\n> {request.get('body', '')}")
     if isinstance(response, Mapping) and "status" in response:
-        line(f"< {response['status']}\n< {response['body']}".rstrip())
+        line(f"< {response['status']}")
+        for header, value in response.get("headers", {}).items():
+            line(f"< {header}: {value}")
+        line(f"<\n< {response['body']}".rstrip())
     elif response is not None:
         line(f"< {json.dumps(response)}")
 

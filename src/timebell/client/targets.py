@@ -17,9 +17,15 @@ from timebell.feature import Feature
 from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.page import Page
-from timebell.model.payload import encode
+from timebell.model.payload import decode, encode
 from timebell.model.policy import parse_seconds
-from timebell.model.target import NamedTarget, fill_secrets, mask_secrets, secret_names
+from timebell.model.target import (
+    NamedTarget,
+    fill_secrets,
+    mask_secrets,
+    require_secret_references,
+    secret_names,
+)
 from timebell.store.dialects.base import Store
 from timebell.store.jobs.bind_targets import target_not_found
 from timebell.store.tenancy import secrets, targets
@@ -31,6 +37,7 @@ DEFAULT_OVERLAP = timedelta(days=1)
 MAX_OVERLAP_SECONDS = 30 * 86_400.0
 TEST_TIMEOUT_SECONDS = 30.0
 TEST_TOPIC = "timebell.test"
+MAX_SHOWN_BODY_CHARACTERS = 16 * 1024
 SIGNING_KINDS = ("http",)
 """Kinds of targets that sign their requests."""
 
@@ -86,6 +93,8 @@ class Targets:
                 fix='Use a mapping such as {"url": "https://..."}.',
             )
         target, tenant_id = self._find_kind(kind), check_text(tenant_id, "tenant_id")
+        if kind == "http":
+            require_secret_references(options)
         checked_secret = _check_signing_secret(kind, signing_secret)
         now = self._clock.now()
         requested = NamedTarget(
@@ -161,11 +170,12 @@ class Targets:
         )
         return await self._run_on_target(connection, name, *call)
 
-    async def test(self, name: str, *, tenant_id: str = "default") -> TargetTestResult:
+    async def test(self, name: str, *, payload: Any = None, tenant_id: str = "default") -> TargetTestResult:
         """Send a signed test event (topic `timebell.test`), even to a disabled target, and return the result.
 
-        Raises NotFound, Refused.
+        `payload` is that of the event, by default `{"test": true}`. Raises NotFound, InvalidPayload, Refused.
         """
+        payload = {"test": True} if payload is None else decode(encode(payload))
         await self._ensure_open()
         now = self._clock.now()
         key = (tenant_id, name)
@@ -175,7 +185,7 @@ class Targets:
         target = await self.get(name, tenant_id=tenant_id)
         id_ = new_id(now)
         delivery = Delivery(
-            job_id=id_, tenant_id=tenant_id, topic=TEST_TOPIC, payload={"test": True}, metadata={}, timezone="UTC",
+            job_id=id_, tenant_id=tenant_id, topic=TEST_TOPIC, payload=payload, metadata={}, timezone="UTC",
             scheduled_at=now, fired_at=now, schedule_id=None, schedule_name=None, occurrence_key=id_, attempt=1,
             upcoming=[],
         )  # fmt: skip
@@ -190,7 +200,8 @@ class Targets:
         latency = self._clock.monotonic() - started
         return TargetTestResult(
             target=target, delivered=outcome.delivered, latency=latency, code=outcome.code, error=outcome.error,
-            response=outcome.result, request=_mask_request(outcome.sent_request, resolved.secrets),
+            response=_shorten_body(mask_secrets(outcome.received_response or outcome.result, resolved.secrets)),
+            request=_shorten_body(_mask_request(outcome.sent_request, resolved.secrets)),
         )  # fmt: skip
 
     async def _run_on_target(self, connection: Any, name: str, operation: Callable[..., R | None], *args: Any) -> R:
@@ -222,7 +233,7 @@ def _check_signing_secret(kind: str, secret: str | None) -> str | None:
         return None
     if kind not in SIGNING_KINDS:
         raise InvalidInput(f"A target of kind {kind} has no signing secret.", code="TARGET_UNSIGNED")
-    from timebell.targets.http import signing_keys
+    from timebell.targets.webhook_signatures import signing_keys
 
     if not isinstance(secret, str) or not signing_keys([secret]):
         raise InvalidInput(
@@ -232,9 +243,18 @@ def _check_signing_secret(kind: str, secret: str | None) -> str | None:
 
 
 def _new_signing_secret() -> str:
-    from timebell.targets.http import new_signing_secret
+    from timebell.targets.webhook_signatures import new_signing_secret
 
     return new_signing_secret()
+
+
+def _shorten_body(exchange: Any) -> Any:
+    """Return a request or response with at most MAX_SHOWN_BODY_CHARACTERS of its body."""
+    body = exchange.get("body") if isinstance(exchange, dict) else None
+    if not isinstance(body, str) or len(body) <= MAX_SHOWN_BODY_CHARACTERS:
+        return exchange
+    omitted = len(body) - MAX_SHOWN_BODY_CHARACTERS
+    return {**exchange, "body": f"{body[:MAX_SHOWN_BODY_CHARACTERS]}... ({omitted:,} more characters)"}
 
 
 def _mask_request(request: Any, values: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 
 from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.fields import parse_json
 from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import format_seconds, navigation, to_datetime
 from timebell.dashboard.views import CurrentView, PageRoute, View
@@ -43,8 +44,10 @@ async def enable(name: str, view: CurrentView) -> Response:
 @routes.post("/ui/targets/{name}/test")
 async def send_test(name: str, view: CurrentView) -> Response:
     """Send a test message to a target and show the response."""
-    result = await view.change("POST", f"/targets/{quote_segment(name)}/test")
-    return view.render("target_test", name=name, result=result)
+    payload = parse_json("payload", view.form.get("payload", ""))
+    body = None if payload is None else {"payload": payload}
+    result = await view.change("POST", f"/targets/{quote_segment(name)}/test", body)
+    return view.render("target_test", name=name, result=result, form=view.form)
 
 
 @routes.get("/ui/tenants")

@@ -23,6 +23,7 @@ from timebell.dashboard import (
     schedule_form,
     schedules,
     sign_in,
+    target_form,
     user_pages,
 )
 from timebell.dashboard.pages import pages_of
@@ -32,7 +33,7 @@ from timebell.feature import Feature
 
 PAGE_MODULES = (
     sign_in, provider_sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters,
-    audit_pages, audit_log_pages, user_pages, key_pages, account_pages,
+    audit_pages, audit_log_pages, target_form, user_pages, key_pages, account_pages,
 )  # fmt: skip
 STATIC_SUFFIXES = (".css", ".js", ".woff2", ".txt")
 static_routes = APIRouter()

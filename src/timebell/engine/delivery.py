@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from timebell import tracing
+from timebell.durations import parse_duration
 from timebell.engine import named_targets
 from timebell.engine.deadlines import Deadlines
 from timebell.engine.named_targets import ResolvedOrError, TargetResolver, lookup_failed
@@ -21,6 +22,7 @@ from timebell.model.job import Attempt
 from timebell.model.payload import decode
 from timebell.model.policy import Retry
 from timebell.model.schedule import Policies
+from timebell.model.target import ResolvedTarget
 from timebell.recurrence import Recurrence
 from timebell.targets.base import Delivery, Outcome, message_id
 from timebell.targets.handler import Cancel, Snooze, call_outcome
@@ -28,6 +30,8 @@ from timebell.targets.handler import Cancel, Snooze, call_outcome
 log = logging.getLogger("timebell.runner")
 
 UPCOMING_COUNT = 3
+REQUEST_TIMEOUT_MARGIN_SECONDS = 5.0
+"""An attempt may take this much longer than its request, so that the request reports its own timeout."""
 DEFAULT_TOLERANCE = Policies().tolerance
 
 
@@ -146,7 +150,8 @@ class Deliverer:
 
     async def _deliver_to_target(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
         kind, delivery, resolved, attempt = prepared.kind, prepared.delivery, prepared.resolved, running.attempt
-        timeout = self.node.timeout_for(attempt)
+        options = resolved.options if isinstance(resolved, ResolvedTarget) else prepared.options
+        timeout = self._timeout_for(attempt, kind, options)
         started_at = self.node.clock.monotonic()
         outcome = None
         try:
@@ -170,6 +175,13 @@ class Deliverer:
                 **(outcome.record or {}), **({} if attempt.target_used is None else {"target": attempt.target_used}),
             }  # fmt: skip
         return outcome
+
+    def _timeout_for(self, attempt: Attempt, kind: str, options: Mapping[str, Any]) -> float:
+        """Return the timeout of an attempt in seconds; the default one leaves time for the timeout of a request."""
+        timeout = self.node.timeout_for(attempt)
+        if attempt.timeout is not None or kind != "http":
+            return timeout
+        return max(timeout, (parse_duration(options.get("timeout")) or 0.0) + REQUEST_TIMEOUT_MARGIN_SECONDS)
 
     async def _run_with_timeout(
         self, running: RunningAttempt, timeout: float, started_at: float, kind: str,
@@ -219,6 +231,6 @@ def build_delivery(
 
 def _outcome_label(kind: str, outcome: Outcome) -> str:
     """Return the metric label of an outcome: `2xx` to `5xx` for HTTP, otherwise `ok`, `timeout` or `error`."""
-    if kind == "http" and isinstance(outcome.result, dict):
+    if kind == "http" and isinstance(outcome.result, dict) and "status" in outcome.result:
         return f"{outcome.result['status'] // 100}xx"
     return "ok" if outcome.delivered else "timeout" if outcome.code == "TIMEOUT" else "error"

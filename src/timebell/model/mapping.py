@@ -67,23 +67,23 @@ class FieldMapping:
             new = self.rename.get(name, name)
             if new in mapped:
                 raise _invalid_body(f"payload has two fields that would be named {new!r:.60}")
-            mapped[new] = _to_text(value) if self.strings else value
+            mapped[new] = to_text(value) if self.strings else value
         return mapped
 
 
-def check_template(template: Any, roots: Mapping[str, Any] | frozenset[str]) -> None:
+def check_template(template: Any, roots: Mapping[str, Any] | frozenset[str], location: str = "template") -> None:
     """Validate a template; each path must begin with one of `roots`. Raises InvalidInput (INVALID_TEMPLATE)."""
-    _check_node(template, "template", roots, 0)
+    _check_node(template, location, roots, 0)
     if isinstance(template, str) and any(each.optional for each in _placeholders(template)):
         raise _invalid("template is a single string, which cannot be omitted", "Remove the ?.")
 
 
-def fill_template(template: Any, source: Mapping[str, Any]) -> Any:
+def fill_template(template: Any, source: Mapping[str, Any], location: str = "template") -> Any:
     """Return a validated template with its placeholders filled from `source`; neither argument is modified.
 
     Raises InvalidPayload (INVALID_BODY) with the location and the missing value.
     """
-    return _fill_node(template, source, "template")
+    return _fill_node(template, source, location)
 
 
 def _check_node(template: Any, location: str, roots: Any, depth: int) -> None:
@@ -132,7 +132,7 @@ def _fill_string(template: str, source: Mapping[str, Any], location: str) -> Any
                 return _ABSENT
             if value is None:
                 raise _invalid_body(f"{location} has {{{{{part.source}}}}} within a string, and it is null")
-            part = _to_text(value)
+            part = to_text(value)
         texts.append(part)
     return "".join(texts)
 
@@ -148,7 +148,7 @@ def _resolve(placeholder: _Placeholder, source: Mapping[str, Any], location: str
     if value is None:
         raise _invalid_body(f"{location} converts {{{{{placeholder.source}}}}} to a string, and it is null")
     if placeholder.conversion == "string":
-        return _to_text(value)
+        return to_text(value)
     if not isinstance(value, Mapping):
         raise _invalid_body(
             f"{location} converts the members of {{{{{placeholder.source}}}}} to strings, and it is not an object"
@@ -167,7 +167,8 @@ def _lookup(source: Any, path: tuple[str, ...]) -> Any:
     return source
 
 
-def _to_text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """Return a string unchanged, and any other value as its JSON text."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 

@@ -7,9 +7,19 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, quote_plus, urlsplit
+
+from timebell.errors import InvalidInput
+from timebell.model.limits import Limits
 
 MASK = "***"
+NAMED_HTTP_OPTIONS = ("auth", "tls", "proxy", "concurrency", "rate", "perSeconds")
+"""Options of the kind `http` that only a named target has."""
+CONFIDENTIAL_HTTP_OPTIONS = (
+    ("auth", "token"), ("auth", "password"), ("auth", "clientSecret"), ("auth", "credentials"), ("tls", "key"),
+    ("proxy", "password"),
+)  # fmt: skip
+"""Options of the kind `http` that have to refer to a secret."""
 MIN_TRUNCATED_SECRET_LENGTH = 8
 """A secret that is truncated at the end of a text is masked if at least this many characters are left."""
 
@@ -80,6 +90,24 @@ def referenced_secret(value: Any) -> str | None:
     return None
 
 
+def require_secret_references(options: Mapping[str, Any]) -> None:
+    """Check that the confidential options of a named http target refer to secrets. Raises InvalidInput."""
+    for group, name in CONFIDENTIAL_HTTP_OPTIONS:
+        members = options.get(group)
+        if isinstance(members, Mapping) and name in members and referenced_secret(members[name]) is None:
+            raise InvalidInput(
+                f"{group}.{name} has to refer to a secret.", code="SECRET_REQUIRED",
+                fix='Store the value with timebell secret set NAME, then use {"secret": "NAME"}.',
+            )  # fmt: skip
+
+
+def target_limits(options: Mapping[str, Any]) -> Limits | None:
+    """Return the limits of an http target; None if it has none. Raises InvalidInput (INVALID_CONCURRENCY, ...)."""
+    if options.get("concurrency") is None and options.get("rate") is None:
+        return None
+    return Limits.parse(options.get("concurrency"), options.get("rate"), options.get("perSeconds", 1.0), None)
+
+
 def secret_names(options: Any) -> set[str]:
     """Return the names of the secrets that options refer to, at any depth."""
     return set(_iter_secret_names(options))
@@ -125,8 +153,9 @@ def mask_secrets(value: Any, secrets: Collection[str]) -> Any:
 def _mask_text(text: str, secrets: Collection[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
-        quoted = json.dumps(secret, ensure_ascii=False)[1:-1]
-        text = text.replace(quoted, MASK) if quoted != secret else text
+        # In JSON, and in URLs and forms.
+        for quoted in {json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe=""), quote_plus(secret)}:
+            text = text.replace(quoted, MASK) if quoted != secret else text
         for length in range(len(secret) - 1, MIN_TRUNCATED_SECRET_LENGTH - 1, -1):
             if text.endswith(secret[:length]):
                 text = text[:-length] + MASK

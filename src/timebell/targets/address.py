@@ -15,7 +15,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from timebell.errors import InvalidInput, Refused
 
@@ -51,6 +51,8 @@ NAT64_NETWORK = ipaddress.IPv6Network("64:ff9b::/96")
 DENIED_PORTS = frozenset(  # databases, caches, brokers, directories, container and cluster control
     (1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5672, 5900, 6379, 6432, 6443)
 ) | {9042, 9092, 9200, 9300, 10250, 10255, 11211, 26379, 27017}
+PROXY_SCHEME = "proxy"
+"""The scheme of an endpoint that is a proxy."""
 LOCAL_NAMES = ("localhost", "local", "internal")  # RFC 6761, RFC 6762, ICANN's private-use domain
 
 _URL = re.compile(
@@ -117,7 +119,16 @@ class AddressGuard:
 
         Raises InvalidInput (INVALID_URL) or Refused (HTTP_OFF, PORT_REFUSED, PRIVATE_ADDRESS).
         """
+        return self._check_endpoint(_parse(url))
+
+    def check_proxy(self, url: object) -> Endpoint:
+        """Check the URL of an HTTP proxy like `check_url`. The connection to it is plain, the tunnel need not be."""
         endpoint = _parse(url)
+        if endpoint.scheme != "http" or endpoint.target != "/":
+            raise InvalidInput("The URL of a proxy is http://host:port.", code="INVALID_URL")
+        return self._check_endpoint(replace(endpoint, scheme=PROXY_SCHEME))
+
+    def _check_endpoint(self, endpoint: Endpoint) -> Endpoint:
         literal = _parse_address(endpoint.host)
         if not self._is_scheme_allowed(endpoint, literal):
             raise Refused("Plain http is disabled.", code="HTTP_OFF", fix="Use an https URL.")
@@ -179,7 +190,7 @@ class AddressGuard:
 
     def _is_scheme_allowed(self, endpoint: Endpoint, address: Address | None) -> bool:
         """True if the scheme is allowed to this address, or, for a name (None), to any address."""
-        if endpoint.scheme == "https" or self._allow_http:
+        if endpoint.scheme in ("https", PROXY_SCHEME) or self._allow_http:
             return True
         return bool(self._allow) if address is None else self._is_allowed_by_operator(address)
 

@@ -119,6 +119,8 @@ class Outcome:
     """The receiver has permanently gone; a named target is disabled."""
     sent_request: Any = field(default=None, repr=False, compare=False)
     """The request, as JSON, for testing a target; not stored."""
+    received_response: Any = field(default=None, repr=False, compare=False)
+    """The response with its headers, as JSON, for testing a target; not stored."""
 
     @classmethod
     def ok(cls, result: Any = None) -> Outcome:

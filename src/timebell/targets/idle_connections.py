@@ -1,13 +1,15 @@
 """Idle connections of webhooks, for reuse by later deliveries.
 
-The key contains the tenant, so that tenants never share a connection, and the address, so that a delivery uses only a
-connection to an address that was checked for it.
+The key contains the tenant, so that tenants never share a connection; the address, so that a delivery uses only a
+connection to an address that was checked for it; and the channel, so that it uses only a connection with its own proxy
+and client certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from timebell.http_client import Stream
@@ -19,18 +21,19 @@ MAX_IDLE_SECONDS = 5.0
 
 
 class ConnectionKey(NamedTuple):
-    """The tenant, endpoint and address of a connection."""
+    """The tenant, endpoint, address and channel (proxy and TLS) of a connection."""
 
     tenant_id: str
     scheme: str
     host: str
     port: int
     address: str
+    channel: Hashable
 
     @classmethod
-    def of(cls, tenant_id: str, endpoint: Endpoint, address: str) -> ConnectionKey:
-        """Return the key for a tenant's deliveries to an endpoint at a checked address."""
-        return cls(tenant_id, endpoint.scheme, endpoint.host, endpoint.port, address)
+    def of(cls, tenant_id: str, endpoint: Endpoint, address: str, channel: Hashable = None) -> ConnectionKey:
+        """Return the key for a tenant's deliveries to an endpoint at a checked address, through a channel."""
+        return cls(tenant_id, endpoint.scheme, endpoint.host, endpoint.port, address, channel)
 
 
 class IdleConnections:

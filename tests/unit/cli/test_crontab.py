@@ -206,7 +206,16 @@ def test_user_of_a_system_crontab_is_kept_in_the_name_with_a_warning(cli: Cli, t
 
 def test_table_for_a_terminal_has_its_columns(cli: Cli) -> None:
     done = cli("import", "crontab", DEBIAN, "--timezone", "Asia/Seoul", "--dry-run")
-    assert done.out.splitlines()[0].split() == ["LINE", "SCHEDULE", "WHEN", "NEXT", "IN", "OUTCOME", "COMMAND"]
+    assert done.out.splitlines()[0].split() == [
+        "LINE",
+        "SCHEDULE",
+        "WHEN",
+        "NEXT",
+        "IN",
+        "OUTCOME",
+        "TARGET",
+        "COMMAND",
+    ]
     assert "system form" in done.err
 
 

@@ -285,12 +285,41 @@ class Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
-        self.send_response(int(self.path[1:]))
+        self.send_response(int(self.path[1:4]))
         self.end_headers()
         self.wfile.write(b"thanks")
 
+    do_PUT = do_POST  # noqa: N815
+
     def log_message(self, *args: Any) -> None:
         """Suppress the log line."""
+
+
+def test_flags_describe_the_request_of_a_target(remote: Cli, receiver: Receiver) -> None:
+    assert remote("secret", "set", "token", stdin="sesame-open\n").code == 0
+    url = receiver.url(202)
+    created = remote(
+        "target", "create", "crm", url, "--method", "put", "--query", "topic={{topic}}", "--text", "a {{payload.b}}",
+        "--content-type", "text/x-own", "--unsigned", "--timeout", "10m", "--success", "202,4xx", "--contains",
+        "thanks", "--follow-redirects", "--basic", "app=token", "--concurrency", "2", "--rate", "10/1m", "-o", "json",
+    )  # fmt: skip
+    assert created.code == 0, created.err
+    assert json.loads(created.out)["options"] == {
+        "url": url, "method": "PUT", "query": {"topic": "{{topic}}"}, "body": "text", "template": "a {{payload.b}}",
+        "contentType": "text/x-own", "signed": False, "timeout": "10m", "success": [202, "4xx"],
+        "expect": {"contains": "thanks"}, "followRedirects": True, "concurrency": 2, "rate": 10, "perSeconds": 60.0,
+        "auth": {"type": "basic", "username": "app", "password": {"secret": "token"}},
+    }  # fmt: skip
+    tried = remote("target", "test", "crm", "--payload", '{"b": "c"}')
+    assert tried.code == 0, tried.out
+    headers, body = receiver.received[0]
+    assert (headers["content-type"], body) == ("text/x-own", b"a c")
+    for expected in (f"> PUT {url}?topic=timebell.test", "> authorization: Basic ***", "> a c", "< 202", "< server: "):
+        assert expected in tried.out, tried.out
+    failed = remote("target", "test", "crm", "--payload", "{}")
+    assert (failed.code, "INVALID_BODY" in failed.out) == (1, True)
+    assert remote("target", "create", "x", url, "--rate", "often").code == 2
+    assert remote("target", "create", "x", url, "--method", "FETCH").code == 2
 
 
 def test_target_is_created_tested_and_rotated(remote: Cli, receiver: Receiver) -> None:

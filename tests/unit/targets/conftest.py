@@ -15,7 +15,7 @@ import uvloop
 
 from tests.deliveries import REMINDER
 from tests.unit.targets.sink import Run, Sink, local, sink
-from timebell.targets import http
+from timebell.targets import http_connections
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.command import CommandTarget
 from timebell.targets.http import HttpTarget
@@ -37,7 +37,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]
 @pytest.fixture(autouse=True)
 def _short_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the time that a failing connection always takes, which is 5 s."""
-    monkeypatch.setattr(http, "CONNECT_SECONDS", 0.8)
+    monkeypatch.setattr(http_connections, "CONNECT_SECONDS", 0.8)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class Sink:
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-            body = await reader.readexactly(int(headers["content-length"]))
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
             raw = dict(line.split(": ", 1) for line in head[1:] if line)
             self.requests.append(Request(head[0], {k.lower(): v for k, v in raw.items()}, body))
             await getattr(self, head[0].split("/")[1].split(" ")[0].split("?")[0])(reader, writer, head[0])
@@ -63,6 +63,12 @@ class Sink:
     async def status(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         number = line.split("/")[2][:3]
         await self.answer(writer, f"{number} Whatever\r\nLocation: /status/200", b'{"said":"hi"}')
+
+    async def moved(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
+        """Redirect with a status to the rest of the path, or to the URL in the query."""
+        _, _, number, *rest = line.split(" ")[1].split("/")
+        path, _, query = "/".join(["", *rest]).partition("?to=")
+        await self.answer(writer, f"{number} Moved\r\nLocation: {query or path}")
 
     async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         """Answer with the headers and the body of the request."""
@@ -133,8 +139,8 @@ class Sink:
 
 
 @asynccontextmanager
-async def sink(tls: ssl.SSLContext | None = None) -> AsyncIterator[Sink]:
-    server_state = Sink()
+async def sink(tls: ssl.SSLContext | None = None, server_state: Sink | None = None) -> AsyncIterator[Sink]:
+    server_state = server_state or Sink()
     if tls:
         tls.sni_callback = lambda _socket, name, _context: server_state.names.append(name)
     server = await asyncio.start_server(server_state.serve, "127.0.0.1", 0, ssl=tls)

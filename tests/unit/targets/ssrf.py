@@ -108,7 +108,7 @@ async def canary() -> AsyncIterator[Canary]:
 def target_for(network: http_client.Network, guard: AddressGuard, timeout: float = 10.0) -> HttpTarget:
     """Return a webhook target that connects through `network`."""
     target = HttpTarget(SECRET, timeout, now=lambda: NOW, guard=guard, tls=TLS)
-    target._network = network
+    target.connections.network = network
     return target
 
 

@@ -15,7 +15,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from tests.unit.targets.sink import NOW, OLDER, SECRET, Post, Request, Run, deliver_once, local, resolver, sink
 from timebell import http_client
-from timebell.targets import http
+from timebell.targets import http_connections, webhook_signatures
 from timebell.targets.address import AddressGuard
 from timebell.targets.base import Delivery, Outcome, cloudevent, event_fields
 from timebell.targets.http import HttpTarget
@@ -69,8 +69,8 @@ def test_each_secret_verifies_during_rotation(post: Post, frozen_library: None, 
 
 def test_signature_matches_the_standard_webhooks_vector() -> None:
     at = datetime.fromtimestamp(1614265330, UTC)
-    (key,) = http.signing_keys([SECRET])
-    signature = http.sign_webhook(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
+    (key,) = webhook_signatures.signing_keys([SECRET])
+    signature = webhook_signatures.sign_webhook(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
@@ -182,7 +182,7 @@ def test_long_response_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatc
     outcome, _ = post(path, local(timeout=25.0))
     assert outcome.delivered
     assert outcome.result == {"status": 200, "body": "x" * 4096}
-    assert sum(seen) <= http_client.MAX_HEAD_BYTES + http.MAX_RESPONSE_BYTES
+    assert sum(seen) <= http_client.MAX_HEAD_BYTES + http_connections.MAX_RESPONSE_BYTES
 
 
 def test_response_is_not_decompressed(post: Post) -> None:

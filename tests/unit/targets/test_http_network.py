@@ -17,7 +17,7 @@ from tests.tls import Authority
 from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, deliver_once, local, resolver, sink
 from timebell import http_client
 from timebell.errors import Refused
-from timebell.targets import http
+from timebell.targets import http_connections
 from timebell.targets.address import AddressGuard, Endpoint
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.http import HttpTarget
@@ -57,7 +57,7 @@ def expire_connections(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def timeout(seconds: float) -> asyncio.Timeout:
         created = asyncio.timeout(None)
-        if seconds == http.CONNECT_SECONDS:
+        if seconds == http_connections.CONNECT_SECONDS:
             connecting.append(created)
         return created
 
@@ -66,8 +66,8 @@ def expire_connections(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             with suppress(RuntimeError):  # already connected
                 one.reschedule(asyncio.get_running_loop().time())
 
-    monkeypatch.setattr(http, "CONNECT_SECONDS", 60.0)
-    monkeypatch.setattr(http, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
+    monkeypatch.setattr(http_connections, "CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(http_connections, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": timeout}))
     return end
 
 
@@ -151,7 +151,7 @@ def test_a_thousand_rounds_of_dns_rebinding_reach_no_internal_server(
         canary = await asyncio.start_server(inside, "127.0.0.1", 0)
         guard = Guard(resolve=flip)
         target = HttpTarget(SECRET, now=lambda: NOW, guard=guard, tls=ssl.create_default_context())
-        target._network = Dial()
+        target.connections.network = Dial()
         options = target.check({"url": f"https://hooks.example:{canary.sockets[0].getsockname()[1]}/"})
         rounds = [asyncio.create_task(target.deliver(delivery, options)) for _ in range(1000)]
         outcomes = await guard.gather_rounds(rounds, expire_connections)
@@ -178,7 +178,7 @@ def test_only_checked_addresses_are_dialed(run: Run, delivery: Delivery) -> None
             raise http_client.ConnectError
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
-    target._network = Recorder()
+    target.connections.network = Recorder()
     codes = [run(target.deliver(delivery, {"url": "https://hooks.example/"})).code for _ in range(4)]
     assert codes == ["CONNECT_FAILED", "ADDRESS_REFUSED", "ADDRESS_REFUSED", "CONNECT_FAILED"]
     assert dialed == ["93.184.216.34", "8.8.8.8", "1.1.1.1"]
@@ -215,7 +215,7 @@ def test_connection_to_an_unexpected_peer_is_closed_before_sending(run: Run, del
             return Elsewhere()
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolver("93.184.216.34")))
-    target._network = Backend()
+    target.connections.network = Backend()
     assert run(target.deliver(delivery, {"url": "https://hooks.example/"})).code == "CONNECT_FAILED"
     assert closed == [True]
 
@@ -235,7 +235,7 @@ def test_hanging_resolver_is_a_failed_connection(run: Run, delivery: Delivery, m
         await asyncio.Event().wait()
         return []
 
-    monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(http_connections, "CONNECT_SECONDS", 0.05)
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
     assert run(target.deliver(delivery, {"url": "https://hooks.example/"})).code == "CONNECT_FAILED"
 

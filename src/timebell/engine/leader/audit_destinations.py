@@ -18,7 +18,7 @@ from timebell.engine.leader.audit_export import AuditDestination, DeliveryFailed
 from timebell.errors import InvalidInput
 from timebell.http_client import HttpClientError, send_request, tls_context
 from timebell.store.audit.audit_log import REFUSED, AuditRecord, render_record
-from timebell.targets.http import sign_webhook, signing_keys
+from timebell.targets.webhook_signatures import sign_webhook, signing_keys
 
 TIMEOUT_SECONDS = 15.0
 CLOSE_TIMEOUT_SECONDS = 2.0  # for a syslog server to close the connection, which shows that it has read everything

@@ -22,6 +22,7 @@ from timebell.model.routes import Routes
 from timebell.store import recent_writes
 from timebell.store.dialects.batches import job_row
 from timebell.store.dialects.operations import Lane
+from timebell.store.jobs.target_queues import assign_queues
 from timebell.store.schema import jobs
 from timebell.store.transaction import JOBS, Row, Transaction, is_soon
 from timebell.store.types import EPOCH, from_micros, to_micros
@@ -85,6 +86,7 @@ def _notify_of(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
 
 def insert_returning_ids(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str]:
     """Insert jobs; return the ids of those inserted. A job whose key or occurrence has a live job is skipped."""
+    assign_queues(tx, new_jobs)
     _notify_of(tx, new_jobs)
     inserted = tx.dialect.insert_jobs_returning(tx, new_jobs)
     tx.record(recent_writes.JOBS, dict.fromkeys(inserted))
@@ -102,6 +104,7 @@ def mark_serial(tx: Transaction, schedules: Iterable[str | None]) -> None:
 
 def insert_jobs(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
     """Insert jobs. Like `insert_returning_ids`, but does not report which ones were inserted."""
+    assign_queues(tx, new_jobs)
     _notify_of(tx, new_jobs)
     tx.dialect.insert_jobs(tx, new_jobs)
     tx.record(recent_writes.JOBS, dict.fromkeys(job.id for job in new_jobs))

@@ -23,6 +23,7 @@ from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
 from timebell.store.jobs.indexes import UnindexedFilter, split_by_running
 from timebell.store.jobs.serial import complete_serial, lock_schedules, release_next
+from timebell.store.jobs.target_queues import assign_queues
 from timebell.store.recent_writes import CREATIONS
 from timebell.store.schema import finished, jobs, requests, tenants
 from timebell.store.transaction import STOPS, Transaction
@@ -48,6 +49,7 @@ def create(
     bind_jobs(tx, distinct_jobs)
     existing: dict[str, str] = {}
     if isinstance(new_jobs, UniformJobs) or (bulk and not any(job.key or job.request_id for job in new_jobs)):
+        assign_queues(tx, distinct_jobs)
         load_jobs(tx, new_jobs, shared=shared)
     else:
         existing = _reserve_request_ids(tx, [job for job in new_jobs if job.request_id], on_conflict)

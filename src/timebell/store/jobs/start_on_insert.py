@@ -14,6 +14,7 @@ from datetime import datetime
 from timebell.model.job import Attempt, NewJob
 from timebell.model.routes import Routes
 from timebell.store.jobs import claim
+from timebell.store.jobs.target_queues import assign_queues
 from timebell.store.transaction import Transaction
 
 
@@ -44,6 +45,7 @@ def insert_and_start(
     tx: Transaction, new_jobs: Sequence[NewJob], reservation: SlotReservation | None, now: datetime
 ) -> list[Attempt]:
     """Insert jobs; return the attempts that were started."""
+    assign_queues(tx, new_jobs)  # before the lanes are compared
     startable = (
         reservation.select_startable(tx, new_jobs, now) if reservation is not None and reservation.max_jobs > 0 else []
     )

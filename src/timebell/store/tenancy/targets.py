@@ -16,9 +16,10 @@ from timebell.ids import new_id
 from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.routes import named_target
-from timebell.model.target import NamedTarget, ResolvedTarget, fill_secrets, secret_names
+from timebell.model.target import NamedTarget, ResolvedTarget, fill_secrets, secret_names, target_limits
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.jobs import target_queues
 from timebell.store.jobs.bind_targets import target_not_found
 from timebell.store.jobs.indexes import split_by_running
 from timebell.store.jobs.repository import ensure_tenants
@@ -52,6 +53,7 @@ def upsert_target(
             tenant_id=tenant_id, name=name, kind=target.kind, options=options, signing=_to_json(signing), revision=1,
             created_at=now, created_by=target.created_by, updated_at=now,
         ))  # fmt: skip
+        _apply_limits(tx, target)
         return dataclasses.replace(_get_target(tx, tenant_id, name, now), signing_secret=signing_secret)
     if not replace:
         raise Conflict(
@@ -73,7 +75,14 @@ def upsert_target(
     if orjson.loads(row.options) != orjson.loads(options):
         values = {"options": options, "revision": row.revision + 1, "updated_at": now}
         tx.execute(update(targets).where(_by_name(tenant_id, name)).values(**values))
+        _apply_limits(tx, target)
     return _get_target(tx, tenant_id, name, now)
+
+
+def _apply_limits(tx: Transaction, target: NamedTarget) -> None:
+    """Set the limits of a target's queue."""
+    if target.kind == target_queues.KIND:
+        target_queues.set_target_limits(tx, target.tenant_id, target.name, target_limits(target.options))
 
 
 def find_target(tx: Transaction, tenant_id: str, name: str, now: datetime, *, lock: bool = False) -> NamedTarget | None:
@@ -123,6 +132,8 @@ def delete_target(
             code="TARGET_IN_USE", existing=name, fix="Delete these or give them another target first.",
         )  # fmt: skip
     tx.execute(delete(targets).where(_by_name(tenant_id, name)))
+    if row.kind == target_queues.KIND:
+        target_queues.set_target_limits(tx, tenant_id, name, None)
     return _target_from_row(row, now)
 
 
