@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
+from timebell.features.triggers.model.column_values import parse_column_instant, parse_recipients
 from timebell.features.triggers.model.trigger import (
     ColumnStatus,
     Firing,
@@ -19,9 +20,7 @@ from timebell.features.triggers.model.trigger import (
     Offset,
     TriggerRule,
     firing_job_key,
-    parse_column_instant,
     parse_offsets,
-    parse_recipients,
     parse_version,
     reconcile,
 )

@@ -22,8 +22,9 @@ from timebell.api.schemas import (
     page_response,
     parse_timestamp,
 )
+from timebell.features.triggers.model.column_values import MAX_KEY_LENGTH
 from timebell.features.triggers.model.item_history import FiringRecord, explain_item
-from timebell.features.triggers.model.trigger import MAX_KEY_LENGTH, ColumnStatus, Trigger
+from timebell.features.triggers.model.trigger import ColumnStatus, Trigger
 from timebell.features.triggers.store import item_history
 from timebell.features.triggers.store import sources as rows
 from timebell.model import condition

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from timebell.features.triggers.model.column_values import lookup_column
 from timebell.features.triggers.model.trigger import (
     UNREADABLE_KEY,
     ColumnStatus,
     Item,
     Trigger,
-    lookup_column,
 )
 from timebell.model.job import Job, JobState
 from timebell.recurrence.instants import format_instant

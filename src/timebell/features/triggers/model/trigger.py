@@ -15,26 +15,29 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from timebell.errors import InvalidInput, InvalidInstant, TimebellError
+from timebell.errors import InvalidInput, InvalidInstant
+from timebell.features.triggers.model.column_values import (
+    MAX_KEY_LENGTH,
+    MAX_YEAR,
+    lookup_column,
+    parse_column_instant,
+    parse_recipients,
+    resolve_to_utc,
+)
 from timebell.model.condition import Comparison
 from timebell.model.payload import sanitize_text
 from timebell.model.schedule import Action
-from timebell.recurrence import resolve_local, zone
+from timebell.recurrence import zone
 
 DEFAULT_GRACE_SECONDS = 300.0
 """An instant that becomes known late still fires if it is at most this many seconds past."""
-MAX_KEY_LENGTH = 200
 SOURCE_UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
 SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
 SOURCE_BUDGET_SPENT = "SOURCE_BUDGET_SPENT"
-MAX_RECIPIENTS = 1000  # of one item
 MAX_OFFSETS = 20  # of one trigger
-MAX_YEAR = 2199
 UNREADABLE_KEY = "unreadable"
 """In place of an offset: the record of an item of which no offset is known."""
 MAX_FORMER_JOBS = 20  # of one firing
-RFC_9557_ZONE = re.compile(r"([^\[]+)\[!?([A-Za-z0-9_+\-/]+)\](?:\[!?[a-z][a-z0-9-]*=[^\]]*\])*", re.ASCII)
-FIRST_EPOCH_SECONDS, FIRST_MILLISECONDS = 1e9, 1e11
 OFFSET_STEP = re.compile(r"([+-]?)(\d{1,6})(bd|[smhdw])", re.ASCII)
 OFFSET_PATTERN = re.compile(rf"(0|(?:{OFFSET_STEP.pattern})+)?(?:@(\d\d):(\d\d))?", re.ASCII)
 MAX_OFFSET_LENGTH = 20
@@ -87,9 +90,9 @@ class Offset:
                 if unit in OFFSET_UNITS and unit not in ("d", "w"):
                     moved += timedelta(**{OFFSET_UNITS[unit]: count})
                 else:
-                    moved = _resolve(_add_days(_to_local(moved, timezone), count, unit), timezone)
+                    moved = resolve_to_utc(_add_days(_to_local(moved, timezone), count, unit), timezone)
             if self.at is not None:
-                moved = _resolve(datetime.combine(_to_local(moved, timezone), self.at), timezone)
+                moved = resolve_to_utc(datetime.combine(_to_local(moved, timezone), self.at), timezone)
         except (OverflowError, InvalidInstant):
             return None
         return moved if 1970 <= moved.year <= MAX_YEAR else None
@@ -97,10 +100,6 @@ class Offset:
 
 def _to_local(at: datetime, timezone: str) -> datetime:
     return zone(timezone).local(at).replace(tzinfo=None)
-
-
-def _resolve(local: datetime, timezone: str) -> datetime:
-    return resolve_local(local, zone(timezone))[0]
 
 
 def _add_days(local: datetime, count: int, unit: str) -> datetime:
@@ -176,64 +175,6 @@ class DesiredFirings(NamedTuple):
 
     instants: dict[FiringKey, datetime]
     column_status: ColumnStatus
-
-
-def lookup_column(fields: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a path into a nested one: `timeline.from`."""
-    value: Any = fields.get(column)
-    if column not in fields and "." in column:
-        value = fields
-        for name in column.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
-    """Parse a column's value as an aware UTC instant; a date alone is the start of that day in the zone.
-
-    The value is ISO 8601 text, also with a zone as in RFC 9557 (`2027-03-14T09:00[Europe/Madrid]`), or a number of
-    seconds or milliseconds since 1970. Returns None for an unreadable value, and for local time without a zone.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _parse_epoch(value)
-    if not isinstance(value, str) or len(value) > 100:
-        return None
-    text = value.strip()
-    try:
-        if (named := RFC_9557_ZONE.fullmatch(text)) is not None:
-            text, timezone = named[1], named[2]
-        instant = datetime.fromisoformat(text)
-        if instant.tzinfo is None:
-            instant = _resolve(instant, timezone) if timezone is not None else None  # type: ignore[assignment]
-        else:
-            instant = instant.astimezone(UTC)
-    except (ValueError, OverflowError, TimebellError):
-        return None
-    return instant if instant is not None and 1970 <= instant.year <= MAX_YEAR else None
-
-
-def _parse_epoch(value: float) -> datetime | None:
-    """Parse seconds since 1970 (from 2001 on), or milliseconds. Smaller numbers are no instants."""
-    seconds = value / 1000 if value >= FIRST_MILLISECONDS else value
-    if not FIRST_EPOCH_SECONDS <= seconds < FIRST_MILLISECONDS:
-        return None
-    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-    return instant if instant.year <= MAX_YEAR else None
-
-
-def parse_recipients(value: Any) -> list[str] | None:
-    """Return the distinct recipients in a field; an empty list for an empty field, None for an invalid value."""
-    if value is None or value == "":
-        return []
-    values = value if isinstance(value, list) else [value]
-    recipients = [str(one) for one in values if isinstance(one, str | int) and not isinstance(one, bool)]
-    if (
-        len(recipients) != len(values)
-        or len(recipients) > MAX_RECIPIENTS
-        or not all(0 < len(recipient) <= MAX_KEY_LENGTH for recipient in recipients)
-    ):
-        return None
-    return list(dict.fromkeys(recipients))
 
 
 def parse_version(value: Any) -> int:
