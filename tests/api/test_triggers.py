@@ -86,6 +86,40 @@ async def test_a_trigger_is_returned_as_created_and_replaced_by_put(make: Make) 
         assert (await web.ask("DELETE", "/sources/shifts")).status_code == 200
 
 
+async def test_zone_and_edge_of_each_row_apply(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        await web.post("/sources", {"name": "shifts"})
+        fields = {**SHIFT, "column": "during", "zoneColumn": "tz", "edge": "end", "offsets": ["-1d@09:00"]}
+        created = (await web.post("/triggers", {"name": "end", **fields})).json()
+        assert (created["zoneColumn"], created["edge"], created["timezone"]) == ("tz", "end", None)
+        rows = [
+            {"during": "2040-03-01/2040-03-12", "tz": "America/New_York"},  # the night before the clocks change
+            {"during": {"from": "2040-03-01", "to": "2040-03-11"}, "tz": "Asia/Seoul"},
+            {"during": "2040-03-01/2040-03-12", "tz": "Mars/Base"},
+            {"during": "2040-03-01/", "tz": "UTC"},
+        ]
+        shown = (await web.post("/triggers/end/preview", {"rows": rows})).json()["rows"]
+        assert [(row["timezone"], [each["at"] for each in row["firings"]]) for row in shown] == [
+            ("America/New_York", ["2040-03-11T13:00:00Z"]), ("Asia/Seoul", ["2040-03-10T00:00:00Z"]),
+            ("UTC", []), ("UTC", []),
+        ]  # fmt: skip
+        assert [row["problem"] for row in shown] == [None, None, "tz: 'Mars/Base' is not a time zone", None]
+        items = [{"key": str(number), "fields": row} for number, row in enumerate(rows)]
+        posted = (await web.post("/sources/shifts/items", {"items": items})).json()
+        assert (posted["created"], posted["unreadable"]) == (2, 1)
+        jobs = (await web.get("/jobs", status="pending")).json()["items"]
+        assert {(job["payload"]["itemId"], job["runAt"], job["timezone"]) for job in jobs} == {
+            ("0", "2040-03-11T13:00:00Z", "America/New_York"), ("1", "2040-03-10T00:00:00Z", "Asia/Seoul"),
+        }  # fmt: skip
+        (bad,) = (await web.get("/triggers/end/not-fired")).json()["items"]
+        assert (bad["item"], bad["reason"], bad["detail"]) == ("2", "unreadable", "tz: 'Mars/Base' is not a time zone")
+        corrected = {"key": "2", "fields": {**rows[2], "tz": "UTC"}}
+        assert (await web.post("/sources/shifts/items", {"items": [corrected]})).json()["created"] == 1
+        assert (await web.get("/triggers/end/not-fired")).json()["items"] == []
+        for wrong, code in (({"edge": "middle"}, "INVALID_FIELDS"), ({"zoneColumn": None}, "TIMEZONE_MISSING")):
+            is_problem(await web.post("/triggers", {"name": "x", **fields, **wrong}), 422, code)
+
+
 async def test_a_password_in_the_url_of_a_source_is_refused(make: Make) -> None:
     async with make(timezone="UTC") as web:
         for url in ("postgresql://me:hunter2@localhost/theirs", "postgresql://localhost/theirs?password=hunter2"):

@@ -53,6 +53,11 @@ class TriggerPut(RequestBody):
     timezone: Annotated[str | None, Field(max_length=64, description="Time zone of values without a UTC offset.")] = (
         None
     )
+    zone_column: Annotated[
+        Name | None,
+        Field(description="Field with the time zone of the row; `timezone` applies if it is empty or invalid."),
+    ] = None
+    edge: Annotated[Literal["start", "end"] | None, Field(description="Edge of a range that fires.")] = None
     recipients: Annotated[
         Name | None, Field(description="Field with recipients; one job is created per recipient.")
     ] = None
@@ -105,6 +110,8 @@ class TriggerOut(ResponseBody):
     column: str
     offsets: list[str]
     timezone: str | None
+    zone_column: str | None
+    edge: Literal["start", "end"]
     recipients: str | None
     condition: list[ComparisonOut]
     unless: str | None
@@ -289,6 +296,7 @@ def render_trigger(trigger: Trigger) -> dict[str, Any]:
     return {
         "id": trigger.id, "name": trigger.name, "tenantId": trigger.tenant_id, "source": trigger.source,
         "column": rule.column, "offsets": [str(offset) for offset in rule.offsets], "timezone": rule.timezone,
+        "zoneColumn": rule.zone_column, "edge": rule.edge,
         "recipients": rule.recipients, "condition": [comparison.to_json() for comparison in rule.condition],
         "unless": rule.unless, "graceSeconds": rule.grace, "topic": action.topic, "payload": action.payload,
         "retry": None if action.retry is None else action.retry.to_json(), "timeoutSeconds": action.timeout,

@@ -25,6 +25,7 @@ from timebell.features.triggers.model.trigger import (
     Source,
     Trigger,
     TriggerRule,
+    parse_edge,
     parse_offsets,
     parse_version,
 )
@@ -58,7 +59,7 @@ AUDIT_DELAY = timedelta(seconds=60)
 MAX_GRACE_SECONDS = 30 * 86_400.0
 TRIGGER_OPTIONS = (
     *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
-    *("offsets", "timezone", "recipients", "condition", "unless", "grace"),
+    *("offsets", "timezone", "zone_column", "edge", "recipients", "condition", "unless", "grace"),
 )
 
 
@@ -171,12 +172,13 @@ class Triggers:
         item. Returns the trigger, and the operation that plans the jobs of the existing items; the operation is None
         if the trigger is unchanged.
 
-        Options of the rule: offsets, timezone (of values without a UTC offset), recipients (a column; one job per
-        recipient), condition (comparisons of fields that must hold at that time), unless (a query to a source of kind
-        sql that prevents firing if it returns a row; :item, :recipient, :offset and the item's fields are parameters),
-        grace (seconds, default 300, or twice the interval of full reads if that is longer: instants learned of later
-        than this do not fire). Options of the job: payload, metadata, owner_id, target, queue, priority, group, retry,
-        timeout, expires_after.
+        Options of the rule: offsets, timezone (of values without a UTC offset), zone_column (a column with the time
+        zone of the row; timezone applies if it is empty or invalid), edge (of a range: "start", which is the default,
+        or "end"), recipients (a column; one job per recipient), condition (comparisons of fields that must hold at
+        that time), unless (a query to a source of kind sql that prevents firing if it returns a row; :item, :recipient,
+        :offset and the item's fields are parameters), grace (seconds, default 300, or twice the interval of full reads
+        if that is longer: instants learned of later than this do not fire). Options of the job: payload, metadata,
+        owner_id, target, queue, priority, group, retry, timeout, expires_after.
 
         Raises InvalidInput (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
         Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
@@ -188,7 +190,10 @@ class Triggers:
         interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
         if source_row is not None and source_row.kind in POLLED_KINDS:
             known = await self._run(connection, sources.list_known_columns, source_row.id)
-            _check_columns({"column": column, "recipients": options.get("recipients")}, known)
+            _check_columns(
+                {"column": column, "zone_column": options.get("zone_column"), "recipients": options.get("recipients")},
+                known,
+            )
         draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now, interval)
 
         return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
@@ -200,12 +205,14 @@ class Triggers:
         timezone, recipients = options.get("timezone"), options.get("recipients")
         if timezone is not None:
             zone(timezone)
+        zone_column = options.get("zone_column")
         grace = parse_seconds(options.get("grace", max(DEFAULT_GRACE_SECONDS, 2 * interval)), "grace")
         if interval > 0 and grace <= interval:
             raise grace_too_short(name, grace, interval)
         rule = TriggerRule(
             column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])),
-            timezone=timezone,
+            timezone=timezone, zone_column=None if zone_column is None else check_text(zone_column, "zone_column"),
+            edge=parse_edge(options.get("edge", "start")),
             recipients=None if recipients is None else check_text(recipients, "recipients"),
             condition=conditions.parse_comparisons(options.get("condition")), grace=min(grace, MAX_GRACE_SECONDS),
             unless=conditions.parse_query(options.get("unless")),

@@ -14,6 +14,9 @@ MAX_KEY_LENGTH = 200
 MAX_RECIPIENTS = 1000  # of one item
 MAX_YEAR = 2199
 RFC_9557_ZONE = re.compile(r"([^\[]+)\[!?([A-Za-z0-9_+\-/]+)\](?:\[!?[a-z][a-z0-9-]*=[^\]]*\])*", re.ASCII)
+RANGE_TEXT = re.compile(r"([^/\[]*(?:\[[^\]]*\])*)/([^/\[]*(?:\[[^\]]*\])*)")
+RANGE_FIELDS = (("from", "to"), ("start", "end"))
+RANGE_EDGES = ("start", "end")
 FIRST_EPOCH_SECONDS, FIRST_MILLISECONDS = 1e9, 1e11
 
 
@@ -25,6 +28,35 @@ def lookup_column(fields: Mapping[str, Any], column: str) -> Any:
         for name in column.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def select_edge(value: Any, edge: str) -> Any:
+    """Return the start or the end of a range: `2027-03-01/2027-03-05`, or a mapping of from and to, or start and end.
+
+    Other values are returned as they are.
+    """
+    position = RANGE_EDGES.index(edge)
+    if isinstance(value, str) and len(value) <= 200 and (match := RANGE_TEXT.fullmatch(value.strip())) is not None:
+        return match[position + 1].strip()
+    if isinstance(value, Mapping):
+        for names in RANGE_FIELDS:
+            if value.keys() & set(names):
+                return value.get(names[position])
+    return value
+
+
+def parse_column_zone(value: Any) -> str | None:
+    """Return the time zone that a column names; None if it is empty or names no zone."""
+    try:
+        return zone(value.strip()).name if isinstance(value, str) else None
+    except TimebellError:
+        return None
+
+
+def parse_value_zone(value: Any) -> str | None:
+    """Return the time zone that an RFC 9557 value contains; None if it contains none, or an unknown one."""
+    match = RFC_9557_ZONE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 100 else None
+    return None if match is None else parse_column_zone(match[2])
 
 
 def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:

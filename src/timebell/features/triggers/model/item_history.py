@@ -70,7 +70,7 @@ def _describe_item(trigger: Trigger, item: Item) -> Iterator[str]:
     if item.fields is None:
         yield f"The item was deleted (noticed at {format_instant(item.updated_at)}), so nothing is planned."
         return
-    desired, status = trigger.rule.desired_firings(item.fields)
+    desired, status, _ = trigger.rule.desired_firings(item.fields)
     value: Any = lookup_column(item.fields, trigger.rule.column)
     if status is ColumnStatus.EMPTY:
         yield f"{trigger.rule.column} is empty, so nothing is planned."

@@ -19,10 +19,14 @@ from timebell.errors import InvalidInput, InvalidInstant
 from timebell.features.triggers.model.column_values import (
     MAX_KEY_LENGTH,
     MAX_YEAR,
+    RANGE_EDGES,
     lookup_column,
     parse_column_instant,
+    parse_column_zone,
     parse_recipients,
+    parse_value_zone,
     resolve_to_utc,
+    select_edge,
 )
 from timebell.model.condition import Comparison
 from timebell.model.payload import sanitize_text
@@ -125,41 +129,71 @@ class FiringKey(NamedTuple):
 class TriggerRule:
     """The firing rule of a trigger.
 
-    `column` names the field with the instant; a value without a UTC offset is local time in `timezone`. `recipients`
-    names the field with the recipients, a string or a list of strings. `grace` is in seconds. `unless` is a query to
-    the source; the trigger does not fire if it returns a row.
+    `column` names the field with the instant, or a range, of which `edge` selects the start or the end. A value
+    without a UTC offset is local time in the zone that it contains (RFC 9557), or that the field `zone_column` names;
+    in `timezone` if there is no such field, or if it is empty or invalid. `recipients` names the field with the
+    recipients, a string or a list of strings. `grace` is in seconds. `unless` is a query to the source; the trigger
+    does not fire if it returns a row.
     """
 
     column: str
     offsets: tuple[Offset, ...] = (Offset(),)
     timezone: str | None = None
+    zone_column: str | None = None
+    edge: str = "start"
     recipients: str | None = None
     condition: tuple[Comparison, ...] = ()
     unless: str | None = None
     grace: float = DEFAULT_GRACE_SECONDS
 
+    def __post_init__(self) -> None:
+        """Raise InvalidInput (TIMEZONE_MISSING) if an offset sets a time of day, which no zone applies to."""
+        at_time = next((offset for offset in self.offsets if offset.at is not None), None)
+        if at_time is not None and self.timezone is None and self.zone_column is None:
+            raise InvalidInput(
+                f"The offset {at_time} is a local time of day, but the trigger has no time zone.",
+                code="TIMEZONE_MISSING", fix="Specify the timezone, or the column with the time zone of each row.",
+            )  # fmt: skip
+
     def describe_unreadable(self, fields: Mapping[str, Any]) -> str:
         """Return the value that cannot be read, with its column."""
-        is_readable = parse_column_instant(lookup_column(fields, self.column), self.timezone) is not None
+        value = self._find_instant(fields)
+        timezone = self._find_zone(value, fields)
+        if self.zone_column is not None and timezone is None:
+            return f"{self.zone_column}: {lookup_column(fields, self.zone_column)!r:.200} is not a time zone"
+        is_readable = parse_column_instant(value, timezone) is not None
         column = self.recipients if is_readable and self.recipients is not None else self.column
         return f"{column}: {lookup_column(fields, column)!r:.200}"
 
+    def _find_instant(self, fields: Mapping[str, Any]) -> Any:
+        return select_edge(lookup_column(fields, self.column), self.edge)
+
+    def _find_zone(self, value: Any, fields: Mapping[str, Any]) -> str | None:
+        """Return the zone of a row: that of the value, or of `zone_column`, or of the trigger."""
+        named = parse_value_zone(value)
+        if named is None and self.zone_column is not None:
+            named = parse_column_zone(lookup_column(fields, self.zone_column))
+        return named or self.timezone
+
     def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
         """Return the firings desired for an item with these fields (None: the item was deleted)."""
-        value = None if fields is None else lookup_column(fields, self.column)
+        value = None if fields is None else self._find_instant(fields)
         if fields is None or value is None or value == "":
             return DesiredFirings({}, ColumnStatus.EMPTY)
-        at = parse_column_instant(value, self.timezone)
+        timezone = self._find_zone(value, fields)
+        if self.zone_column is not None and timezone is None:
+            return DesiredFirings({}, ColumnStatus.UNREADABLE)
+        at = parse_column_instant(value, timezone)
         recipients = [""] if self.recipients is None else parse_recipients(lookup_column(fields, self.recipients))
         if at is None or recipients is None:
             return DesiredFirings({}, ColumnStatus.UNREADABLE)
         instants: dict[FiringKey, datetime] = {}
         for offset in self.offsets:
-            due, text = offset.apply(at, self.timezone or "UTC"), str(offset)
+            due, text = offset.apply(at, timezone or "UTC"), str(offset)
             if due is not None:
                 for recipient in recipients:
                     instants[FiringKey(text, recipient)] = due
-        return DesiredFirings(instants, ColumnStatus.READABLE)
+        return DesiredFirings(instants, ColumnStatus.READABLE, timezone or "UTC")
 
 
 class ColumnStatus(StrEnum):
@@ -171,10 +205,11 @@ class ColumnStatus(StrEnum):
 
 
 class DesiredFirings(NamedTuple):
-    """The instants at which a trigger should fire for an item."""
+    """The instants at which a trigger should fire for an item, and the zone of its local times."""
 
     instants: dict[FiringKey, datetime]
     column_status: ColumnStatus
+    timezone: str = "UTC"
 
 
 def parse_version(value: Any) -> int:
@@ -313,6 +348,13 @@ def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
             f"offsets is {offsets!r:.60}.", code="INVALID_OFFSET", fix=f'Give 1 to {MAX_OFFSETS}, e.g. ["-15m", "0"].'
         )
     return tuple(dict.fromkeys(one if isinstance(one, Offset) else Offset.parse(one) for one in values))
+
+
+def parse_edge(edge: Any) -> str:
+    """Return the edge of a range that fires, `start` or `end`. Raises InvalidInput (INVALID_EDGE)."""
+    if edge not in RANGE_EDGES:
+        raise InvalidInput(f"edge is {edge!r:.40}.", code="INVALID_EDGE", fix="Use start or end.")
+    return str(edge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
