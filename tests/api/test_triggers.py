@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from timebell import Arrived
@@ -235,6 +239,52 @@ async def test_only_the_platform_sets_the_database_of_a_source(make: Make) -> No
         await web.post("/sources", {"name": "pushed"}, key=admin)
         fields = {"name": "other", **SHIFT, "source": "pushed", "unless": "SELECT 1"}
         is_problem(await web.post("/triggers", fields, key=platform, timebell_tenant="acme"), 422, "INVALID_CONDITION")
+
+
+async def test_names_that_the_database_does_not_have_are_refused(make: Make, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+        theirs.execute("CREATE TABLE shifts (id integer primary key, start_at text, person text)")
+    table = {"url": f"sqlite:///{tmp_path}/theirs.db", "table": "shifts"}
+    async with make(timezone="UTC") as web:
+        wrong = {"name": "duty", "kind": "sql", "options": {**table, "table": "shift"}}
+        for dry_run in (True, False):
+            answer = await web.post("/sources", {**wrong, "dryRun": dry_run})
+            assert is_problem(answer, 422, "INVALID_SOURCE_OPTIONS")["fix"] == "Did you mean shifts?"
+        put = await web.ask("PUT", "/sources/duty", {"kind": "sql", "options": {**table, "key": "idd"}})
+        assert is_problem(put, 422, "INVALID_SOURCE_OPTIONS")["fix"] == "Did you mean id?"
+        assert (await web.get("/sources")).json()["items"] == []
+        assert (await web.post("/sources", {**wrong, "options": table})).status_code == 201
+        duty = {**SHIFT, "source": "duty"}
+        answer = await web.post("/triggers", {"name": "start", **duty, "column": "startAt"})
+        assert is_problem(answer, 422, "UNKNOWN_COLUMN")["fix"] == "Did you mean start_at?"
+        answer = await web.ask("PUT", "/triggers/start", {**duty, "unless": "SELECT 1 FROM shift"})
+        is_problem(answer, 422, "INVALID_CONDITION")
+        short = {**duty, "graceSeconds": 3}
+        is_problem(await web.post("/triggers", {"name": "start", **short}), 422, "GRACE_TOO_SHORT")
+        assert (await web.post("/triggers", {"name": "start", **duty})).status_code == 201
+        tag = (await web.get("/sources/duty")).headers["etag"]
+        seldom = {"kind": "sql", "options": {**table, "everySeconds": 900}}
+        is_problem(await web.ask("PUT", "/sources/duty", seldom, if_match=tag), 422, "GRACE_TOO_SHORT")
+
+
+async def test_a_slow_database_of_a_source_does_not_delay_other_changes(make: Make) -> None:
+    """The check of a source does not hold the transaction of the request."""
+    connected = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()  # and never answer
+        writer.close()
+
+    silent = await asyncio.start_server(accept, "127.0.0.1", 0)
+    options = {"url": f"postgresql://127.0.0.1:{silent.sockets[0].getsockname()[1]}/x", "table": "shifts"}
+    async with make(timezone="UTC") as web:
+        created = asyncio.create_task(web.post("/sources", {"name": "slow", "kind": "sql", "options": options}))
+        await connected.wait()
+        assert (await web.post("/sources", {"name": "other"})).status_code == 201
+        assert not created.done()
+        assert (await created).status_code == 201
+    silent.close()
 
 
 async def test_secrets_and_targets_in_use_cannot_be_deleted(make: Make) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,7 +80,7 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
         assert duplicate.status_code == 409
 
 
-async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqlite: Serve) -> None:
+async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqlite: Serve, tmp_path: Path) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/trigger"
         await browser.web.post("/api/v1/sources", {"name": "shifts"})
@@ -101,6 +104,13 @@ async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqli
             (await browser.client.get(f"{form}/preview", params={**fields, "zoneColumn": ""})).text
         )
         assert "the trigger has no time zone" in without_zone
+        with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+            theirs.execute("CREATE TABLE shifts (id integer primary key, during text)")
+        table = {"kind": "sql", "options": {"url": f"sqlite:///{tmp_path}/theirs.db", "table": "shifts"}}
+        assert (await browser.web.post("/api/v1/sources", {"name": "table", **table})).status_code == 201
+        refused = await browser.submit(form, form, **{**fields, "source": "table", "column": "durin"})
+        assert refused.status_code == 422
+        assert "Did you mean during?" in plain_text(refused.text)
         created = await browser.submit(form, form, **fields)
         assert created.status_code == 303, plain_text(created.text)
         trigger = (await browser.web.get("/api/v1/triggers/shift-end")).json()

@@ -20,16 +20,6 @@ RANGE_EDGES = ("start", "end")
 FIRST_EPOCH_SECONDS, FIRST_MILLISECONDS = 1e9, 1e11
 
 
-def lookup_column(fields: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a path into a nested one: `timeline.from`."""
-    value: Any = fields.get(column)
-    if column not in fields and "." in column:
-        value = fields
-        for name in column.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def select_edge(value: Any, edge: str) -> Any:
     """Return the start or the end of a range: `2027-03-01/2027-03-05`, or a mapping of from and to, or start and end.
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from timebell.features.triggers.model.column_values import lookup_column
 from timebell.features.triggers.model.trigger import (
     UNREADABLE_KEY,
     ColumnStatus,
     Item,
     Trigger,
 )
+from timebell.model.condition import lookup_path
 from timebell.model.job import Job, JobState
 from timebell.recurrence.instants import format_instant
 
@@ -71,7 +71,7 @@ def _describe_item(trigger: Trigger, item: Item) -> Iterator[str]:
         yield f"The item was deleted (noticed at {format_instant(item.updated_at)}), so nothing is planned."
         return
     desired, status, _ = trigger.rule.desired_firings(item.fields)
-    value: Any = lookup_column(item.fields, trigger.rule.column)
+    value: Any = lookup_path(item.fields, trigger.rule.column)
     if status is ColumnStatus.EMPTY:
         yield f"{trigger.rule.column} is empty, so nothing is planned."
     elif status is ColumnStatus.UNREADABLE:

@@ -20,7 +20,6 @@ from timebell.features.triggers.model.column_values import (
     MAX_KEY_LENGTH,
     MAX_YEAR,
     RANGE_EDGES,
-    lookup_column,
     parse_column_instant,
     parse_column_zone,
     parse_recipients,
@@ -28,7 +27,7 @@ from timebell.features.triggers.model.column_values import (
     resolve_to_utc,
     select_edge,
 )
-from timebell.model.condition import Comparison
+from timebell.model.condition import Comparison, lookup_path
 from timebell.model.payload import sanitize_text
 from timebell.model.schedule import Action
 from timebell.recurrence import zone
@@ -155,24 +154,30 @@ class TriggerRule:
                 code="TIMEZONE_MISSING", fix="Specify the timezone, or the column with the time zone of each row.",
             )  # fmt: skip
 
+    def columns(self) -> list[tuple[str, str]]:
+        """Return the columns that the rule reads, each with the option that names it."""
+        named = [("column", self.column), ("zone_column", self.zone_column), ("recipients", self.recipients)]
+        named += [("a field of condition", comparison.field) for comparison in self.condition]
+        return [(option, column) for option, column in named if column is not None]
+
     def describe_unreadable(self, fields: Mapping[str, Any]) -> str:
         """Return the value that cannot be read, with its column."""
         value = self._find_instant(fields)
         timezone = self._find_zone(value, fields)
         if self.zone_column is not None and timezone is None:
-            return f"{self.zone_column}: {lookup_column(fields, self.zone_column)!r:.200} is not a time zone"
+            return f"{self.zone_column}: {lookup_path(fields, self.zone_column)!r:.200} is not a time zone"
         is_readable = parse_column_instant(value, timezone) is not None
         column = self.recipients if is_readable and self.recipients is not None else self.column
-        return f"{column}: {lookup_column(fields, column)!r:.200}"
+        return f"{column}: {lookup_path(fields, column)!r:.200}"
 
     def _find_instant(self, fields: Mapping[str, Any]) -> Any:
-        return select_edge(lookup_column(fields, self.column), self.edge)
+        return select_edge(lookup_path(fields, self.column), self.edge)
 
     def _find_zone(self, value: Any, fields: Mapping[str, Any]) -> str | None:
         """Return the zone of a row: that of the value, or of `zone_column`, or of the trigger."""
         named = parse_value_zone(value)
         if named is None and self.zone_column is not None:
-            named = parse_column_zone(lookup_column(fields, self.zone_column))
+            named = parse_column_zone(lookup_path(fields, self.zone_column))
         return named or self.timezone
 
     def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
@@ -184,7 +189,7 @@ class TriggerRule:
         if self.zone_column is not None and timezone is None:
             return DesiredFirings({}, ColumnStatus.UNREADABLE)
         at = parse_column_instant(value, timezone)
-        recipients = [""] if self.recipients is None else parse_recipients(lookup_column(fields, self.recipients))
+        recipients = [""] if self.recipients is None else parse_recipients(lookup_path(fields, self.recipients))
         if at is None or recipients is None:
             return DesiredFirings({}, ColumnStatus.UNREADABLE)
         instants: dict[FiringKey, datetime] = {}
