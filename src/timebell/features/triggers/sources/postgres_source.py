@@ -49,13 +49,26 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
-        """Hold a connection of the driver."""
+        """Hold a connection of the driver.
+
+        The pool does not see errors of the driver, so connections that the server closed, or that were interrupted
+        during a query, are discarded here.
+        """
         async with self._open_engine().connect() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
-            if driver not in self._configured:
-                await _read_times_as_text(driver)
-                self._configured.add(driver)
-            yield driver
+            if driver.is_closed():
+                await connection.invalidate()
+                driver = (await connection.get_raw_connection()).driver_connection
+            try:
+                if driver not in self._configured:
+                    await _read_times_as_text(driver)
+                    self._configured.add(driver)
+                yield driver
+            except asyncpg.PostgresError:
+                raise
+            except BaseException:
+                await connection.invalidate()
+                raise
 
     def _open_engine(self) -> AsyncEngine:
         if self._engine is None:
@@ -130,5 +143,8 @@ def _parse_date(value: str) -> date | str:
         return value
 
 
-READ_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.IncompleteReadError)
+READ_ERRORS = (
+    *(OSError, TimeoutError, asyncio.IncompleteReadError),
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+)
 """Errors of the server or the connection; other errors are those of a value."""
