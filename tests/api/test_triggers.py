@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from timebell import Arrived
@@ -84,6 +88,40 @@ async def test_a_trigger_is_returned_as_created_and_replaced_by_put(make: Make) 
         assert (await web.ask("DELETE", "/triggers/start")).status_code == 202
         is_problem(await web.get("/triggers/start"), 404, "TRIGGER_NOT_FOUND")
         assert (await web.ask("DELETE", "/sources/shifts")).status_code == 200
+
+
+async def test_zone_and_edge_of_each_row_apply(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        await web.post("/sources", {"name": "shifts"})
+        fields = {**SHIFT, "column": "during", "zoneColumn": "tz", "edge": "end", "offsets": ["-1d@09:00"]}
+        created = (await web.post("/triggers", {"name": "end", **fields})).json()
+        assert (created["zoneColumn"], created["edge"], created["timezone"]) == ("tz", "end", None)
+        rows = [
+            {"during": "2040-03-01/2040-03-12", "tz": "America/New_York"},  # the night before the clocks change
+            {"during": {"from": "2040-03-01", "to": "2040-03-11"}, "tz": "Asia/Seoul"},
+            {"during": "2040-03-01/2040-03-12", "tz": "Mars/Base"},
+            {"during": "2040-03-01/", "tz": "UTC"},
+        ]
+        shown = (await web.post("/triggers/end/preview", {"rows": rows})).json()["rows"]
+        assert [(row["timezone"], [each["at"] for each in row["firings"]]) for row in shown] == [
+            ("America/New_York", ["2040-03-11T13:00:00Z"]), ("Asia/Seoul", ["2040-03-10T00:00:00Z"]),
+            ("UTC", []), ("UTC", []),
+        ]  # fmt: skip
+        assert [row["problem"] for row in shown] == [None, None, "tz: 'Mars/Base' is not a time zone", None]
+        items = [{"key": str(number), "fields": row} for number, row in enumerate(rows)]
+        posted = (await web.post("/sources/shifts/items", {"items": items})).json()
+        assert (posted["created"], posted["unreadable"]) == (2, 1)
+        jobs = (await web.get("/jobs", status="pending")).json()["items"]
+        assert {(job["payload"]["itemId"], job["runAt"], job["timezone"]) for job in jobs} == {
+            ("0", "2040-03-11T13:00:00Z", "America/New_York"), ("1", "2040-03-10T00:00:00Z", "Asia/Seoul"),
+        }  # fmt: skip
+        (bad,) = (await web.get("/triggers/end/not-fired")).json()["items"]
+        assert (bad["item"], bad["reason"], bad["detail"]) == ("2", "unreadable", "tz: 'Mars/Base' is not a time zone")
+        corrected = {"key": "2", "fields": {**rows[2], "tz": "UTC"}}
+        assert (await web.post("/sources/shifts/items", {"items": [corrected]})).json()["created"] == 1
+        assert (await web.get("/triggers/end/not-fired")).json()["items"] == []
+        for wrong, code in (({"edge": "middle"}, "INVALID_FIELDS"), ({"zoneColumn": None}, "TIMEZONE_MISSING")):
+            is_problem(await web.post("/triggers", {"name": "x", **fields, **wrong}), 422, code)
 
 
 async def test_a_password_in_the_url_of_a_source_is_refused(make: Make) -> None:
@@ -201,6 +239,52 @@ async def test_only_the_platform_sets_the_database_of_a_source(make: Make) -> No
         await web.post("/sources", {"name": "pushed"}, key=admin)
         fields = {"name": "other", **SHIFT, "source": "pushed", "unless": "SELECT 1"}
         is_problem(await web.post("/triggers", fields, key=platform, timebell_tenant="acme"), 422, "INVALID_CONDITION")
+
+
+async def test_names_that_the_database_does_not_have_are_refused(make: Make, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+        theirs.execute("CREATE TABLE shifts (id integer primary key, start_at text, person text)")
+    table = {"url": f"sqlite:///{tmp_path}/theirs.db", "table": "shifts"}
+    async with make(timezone="UTC") as web:
+        wrong = {"name": "duty", "kind": "sql", "options": {**table, "table": "shift"}}
+        for dry_run in (True, False):
+            answer = await web.post("/sources", {**wrong, "dryRun": dry_run})
+            assert is_problem(answer, 422, "INVALID_SOURCE_OPTIONS")["fix"] == "Did you mean shifts?"
+        put = await web.ask("PUT", "/sources/duty", {"kind": "sql", "options": {**table, "key": "idd"}})
+        assert is_problem(put, 422, "INVALID_SOURCE_OPTIONS")["fix"] == "Did you mean id?"
+        assert (await web.get("/sources")).json()["items"] == []
+        assert (await web.post("/sources", {**wrong, "options": table})).status_code == 201
+        duty = {**SHIFT, "source": "duty"}
+        answer = await web.post("/triggers", {"name": "start", **duty, "column": "startAt"})
+        assert is_problem(answer, 422, "UNKNOWN_COLUMN")["fix"] == "Did you mean start_at?"
+        answer = await web.ask("PUT", "/triggers/start", {**duty, "unless": "SELECT 1 FROM shift"})
+        is_problem(answer, 422, "INVALID_CONDITION")
+        short = {**duty, "graceSeconds": 3}
+        is_problem(await web.post("/triggers", {"name": "start", **short}), 422, "GRACE_TOO_SHORT")
+        assert (await web.post("/triggers", {"name": "start", **duty})).status_code == 201
+        tag = (await web.get("/sources/duty")).headers["etag"]
+        seldom = {"kind": "sql", "options": {**table, "everySeconds": 900}}
+        is_problem(await web.ask("PUT", "/sources/duty", seldom, if_match=tag), 422, "GRACE_TOO_SHORT")
+
+
+async def test_a_slow_database_of_a_source_does_not_delay_other_changes(make: Make) -> None:
+    """The check of a source does not hold the transaction of the request."""
+    connected = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()  # and never answer
+        writer.close()
+
+    silent = await asyncio.start_server(accept, "127.0.0.1", 0)
+    options = {"url": f"postgresql://127.0.0.1:{silent.sockets[0].getsockname()[1]}/x", "table": "shifts"}
+    async with make(timezone="UTC") as web:
+        created = asyncio.create_task(web.post("/sources", {"name": "slow", "kind": "sql", "options": options}))
+        await connected.wait()
+        assert (await web.post("/sources", {"name": "other"})).status_code == 201
+        assert not created.done()
+        assert (await created).status_code == 201
+    silent.close()
 
 
 async def test_secrets_and_targets_in_use_cannot_be_deleted(make: Make) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import pymysql
 import pytest
 
 from tests.servers import MariaDB, Postgres
@@ -272,3 +275,43 @@ def test_a_missing_table_is_named_with_the_nearest_one(tmp_path: Path, postgres:
         _run(body(), postgres, url)
     else:
         asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_source_is_read_again_after_its_server_closed_the_connections(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue(kind)
+    url = server.create_database()
+
+    async def body() -> None:
+        rows = Rows(url)
+        await rows.make()
+        await rows.put(1, soon(hours=1))
+        reader = create_adapter("sql", {"url": url, "table": "duty_schedules"})
+        try:
+            for _ in range(3):
+                pages = await asyncio.gather(*(reader.read_page(None, 10) for _ in range(2)))
+                assert [set(page.rows) for page in pages] == [{"1"}, {"1"}]
+                if kind == "postgres":
+                    await rows.write(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+                else:
+                    await asyncio.to_thread(_close_connections, url)
+                with suppress(SourceFailed):  # the first read may still find the closed connections
+                    await reader.read_page(None, 10)
+        finally:
+            await reader.close()
+
+    _run(body(), server, url)
+
+
+def _close_connections(url: str) -> None:
+    place = urlsplit(url)
+    connection = pymysql.connect(host=place.hostname, port=place.port or 3306, user=place.username, autocommit=True)
+    with closing(connection), connection.cursor() as cursor:
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", [place.path[1:]])
+        for (id_,) in cursor.fetchall():
+            cursor.execute(f"KILL {id_}")

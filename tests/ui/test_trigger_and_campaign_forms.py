@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +78,45 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
         assert trigger["condition"] == [{"field": "state", "op": "eq", "value": "active"}]
         duplicate = await browser.submit(form, form, **TRIGGER)
         assert duplicate.status_code == 409
+
+
+async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqlite: Serve, tmp_path: Path) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/trigger"
+        await browser.web.post("/api/v1/sources", {"name": "shifts"})
+        rows = [
+            {"during": "2040-03-01/2040-03-12", "tz": "America/New_York"},
+            {"during": {"start": "2040-03-01", "end": "2040-03-12"}, "tz": "Asia/Seoul"},
+            {"during": "2040-03-01/2040-03-12", "tz": "Mars/Base"},
+        ]
+        items = [{"key": f"row-{n}", "fields": fields} for n, fields in enumerate(rows)]
+        assert (await browser.web.post("/api/v1/sources/shifts/items", {"items": items})).status_code == 200
+        fields = {
+            "name": "shift-end", "source": "shifts", "column": "during", "topic": "shift.end", "offsets": "-1d@09:00",
+            "zoneColumn": "tz", "edge": "end",
+        }  # fmt: skip
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=fields)).text)
+        assert "the end of during , local times in the zone in tz" in shown
+        assert "Sun 11 Mar 2040, 09:00:00 EDT row-0" in shown
+        assert "Sun 11 Mar 2040, 09:00:00 KST row-1" in shown
+        assert "1 unreadable" in shown
+        without_zone = plain_text(
+            (await browser.client.get(f"{form}/preview", params={**fields, "zoneColumn": ""})).text
+        )
+        assert "the trigger has no time zone" in without_zone
+        with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+            theirs.execute("CREATE TABLE shifts (id integer primary key, during text)")
+        table = {"kind": "sql", "options": {"url": f"sqlite:///{tmp_path}/theirs.db", "table": "shifts"}}
+        assert (await browser.web.post("/api/v1/sources", {"name": "table", **table})).status_code == 201
+        refused = await browser.submit(form, form, **{**fields, "source": "table", "column": "durin"})
+        assert refused.status_code == 422
+        assert "Did you mean during?" in plain_text(refused.text)
+        created = await browser.submit(form, form, **fields)
+        assert created.status_code == 303, plain_text(created.text)
+        trigger = (await browser.web.get("/api/v1/triggers/shift-end")).json()
+        assert (trigger["zoneColumn"], trigger["edge"]) == ("tz", "end")
+        shown = plain_text((await browser.get("/ui/triggers/shift-end")).text)
+        assert "the end of during , local times in the zone in tz" in shown
 
 
 def test_conditions_are_parsed_from_lines() -> None:

@@ -156,6 +156,7 @@ class ApiRoute(APIRoute):
                 await _read_body(request, authenticator.capacity.bodies, caller)
             try:
                 if action is not None and not streams:
+                    await self.check_outside_transaction(request, context)
                     return await _execute_change(request, context, action, inner)
                 if action is not None:
                     async with authenticator.capacity.imports.hold(caller.tenant_id):
@@ -175,6 +176,9 @@ class ApiRoute(APIRoute):
                 raise
 
         return handle_and_record_refusals
+
+    async def check_outside_transaction(self, request: Request, ctx: RequestContext) -> None:
+        """Check a change against another system, which must not happen in the transaction of the change."""
 
     async def authenticate(self, request: Request, authenticator: Authenticator) -> Caller:
         """Return the caller. Raises Unauthorized, Refused, InvalidInput."""

@@ -33,7 +33,7 @@ class Comparison:
 
     def holds(self, fields: Mapping[str, Any]) -> bool:
         """Return whether the comparison holds for these fields."""
-        actual = fields.get(self.field)
+        actual = lookup_path(fields, self.field)
         match self.op:
             case "eq":
                 return json_equal(actual, self.value)
@@ -71,9 +71,19 @@ class Verdict:
 
 def evaluate(comparisons: Sequence[Comparison], fields: Mapping[str, Any]) -> Verdict:
     """Evaluate comparisons on an item's fields; without any comparison the verdict holds."""
-    inputs = {one.field: fields.get(one.field) for one in comparisons}
+    inputs = {one.field: lookup_path(fields, one.field) for one in comparisons}
     failed = next((one for one in comparisons if not one.holds(fields)), None)
     return Verdict(failed is None, failed, inputs)
+
+
+def lookup_path(fields: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field, or of a path into a nested one: `address.city`."""
+    value: Any = fields.get(name)
+    if name not in fields and "." in name:
+        value = fields
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def parse_comparisons(condition: Any) -> tuple[Comparison, ...]:

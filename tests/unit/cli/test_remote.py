@@ -414,7 +414,7 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert (row["offsets"], row["condition"], row["enabled"]) == (["-15m", "0"], json.loads(condition), True)
     ours = json.dumps([{"start_at": "2040-03-01T09:00:00Z", "status": "active"}, {"start_at": "20260-05-01"}])
     shown = remote("trigger", "preview", "start", ours).out
-    assert "-15m    2040-03-01T08:45:00Z" in shown
+    assert "-15m       2040-03-01T08:45:00Z" in shown
     assert "start_at: '20260-05-01'  the condition does not hold now" in shown
     for key, at in (("7", "2040-03-01T09:00:00Z"), ("8", "20260-05-01")):
         body = json.dumps({"items": [{"key": key, "fields": {"start_at": at}}]})
@@ -429,6 +429,17 @@ def test_triggers_and_sources_are_managed(remote: Cli) -> None:
     assert "ready" in remote("trigger", "resume", "start").out
     assert remote("trigger", "scan", "start").code == 0
     assert "TRIGGER_NOT_FOUND" in remote("trigger", "show", "missing").err
+    zoned = ("--zone-column", "tz", "--timezone", "UTC", "--edge", "end", "--offset", "-1d@09:00")
+    last = ("trigger", "create", "last", "--source", "shifts", "--column", "during", "--topic", "mail.send", *zoned)
+    assert remote(*last, "--edge", "middle").code == 2
+    shown = remote(*last).out
+    assert re.search(r"zone column +tz", shown), shown
+    assert re.search(r"edge +end", shown), shown
+    ours = json.dumps([{"during": "2040-03-01/2040-03-05", "tz": "Asia/Seoul"}, {"during": {"from": "2040-03-01"}}])
+    shown = remote("trigger", "preview", "last", ours).out
+    assert "row 1: local times in Asia/Seoul\n  -1d@09:00  2040-03-04T00:00:00Z" in shown
+    assert "row 2: local times in UTC\n  no date, so nothing fires" in shown
+    assert remote("trigger", "delete", "last", "--yes").code == 0
     assert remote("source", "delete", "shifts", "--yes").code == 5
     assert remote("trigger", "delete", "start", "--yes").code == 0
     assert remote("source", "delete", "shifts", "--yes").code == 0

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
+from timebell.features.triggers.model.column_values import parse_column_instant, parse_recipients
 from timebell.features.triggers.model.trigger import (
     ColumnStatus,
     Firing,
@@ -19,9 +20,8 @@ from timebell.features.triggers.model.trigger import (
     Offset,
     TriggerRule,
     firing_job_key,
-    parse_column_instant,
+    parse_edge,
     parse_offsets,
-    parse_recipients,
     parse_version,
     reconcile,
 )
@@ -313,6 +313,78 @@ def test_every_offset_is_read_back_and_sets_its_time_of_day(
 def test_no_column_value_raises(value: Any) -> None:
     instant = parse_column_instant(value, "Europe/Madrid")
     assert instant is None or 1970 <= instant.year <= 2199
+
+
+RANGES = [
+    "2027-03-01/2027-03-05",
+    " 2027-03-01T00:00[UTC]/2027-03-05T00:00[UTC]",
+    {"from": "2027-03-01", "to": "2027-03-05", "changed_at": "2027-02-01T00:00:00Z"},
+    {"start": "2027-03-01", "end": "2027-03-05"},
+]
+
+
+@pytest.mark.parametrize("value", RANGES)
+def test_edge_of_a_range_is_selected(value: Any) -> None:
+    fields = {"timeline": value}
+    for edge, due in (("start", at(hours=-12)), ("end", at(days=4, hours=-12))):
+        rule = TriggerRule(column="timeline", timezone="UTC", edge=edge)
+        assert rule.desired_firings(fields).instants == {ZERO: due}
+
+
+@pytest.mark.parametrize("value", ["2027-03-01/", {"from": "2027-03-01", "to": None}, {"start": "2027-03-01"}])
+def test_range_without_an_end_fires_only_at_its_start(value: Any) -> None:
+    start, end = (TriggerRule(column="timeline", timezone="UTC", edge=edge) for edge in ("start", "end"))
+    assert start.desired_firings({"timeline": value}).instants == {ZERO: at(hours=-12)}
+    assert end.desired_firings({"timeline": value}).column_status is ColumnStatus.EMPTY
+
+
+def test_unknown_edge_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="edge"):
+        parse_edge("middle")
+
+
+DST_ZONES = ("America/New_York", "Europe/Madrid", "Australia/Lord_Howe", "Asia/Seoul")
+
+
+@given(
+    st.datetimes(datetime(2027, 3, 10), datetime(2027, 4, 6))
+    | st.datetimes(datetime(2027, 10, 1), datetime(2027, 11, 10)),
+    st.sampled_from(DST_ZONES),
+)
+def test_local_time_is_read_in_the_zone_of_its_row(local: datetime, name: str) -> None:
+    rule = TriggerRule(column="at", zone_column="tz", offsets=parse_offsets(["0", "-1d@09:00"]))
+    desired = rule.desired_firings({"at": local.isoformat(), "tz": name})
+    due = desired.instants[ZERO]
+    assert due == local.replace(tzinfo=ZoneInfo(name)).astimezone(UTC)  # a gap uses the offset before it, as zoneinfo
+    day_before = due.astimezone(ZoneInfo(name)).date() - timedelta(days=1)
+    nine = desired.instants[FiringKey("-1d@09:00")].astimezone(ZoneInfo(name))
+    assert (nine.date(), nine.time()) == (day_before, time(9))
+    assert desired.timezone == name
+
+
+@pytest.mark.parametrize("name", [None, "", "Mars/Base", "CEST", 5, ["UTC"]])
+def test_row_without_a_valid_zone_is_unreadable_unless_there_is_a_default(name: Any) -> None:
+    rule = TriggerRule(column="at", zone_column="tz")
+    fields = {"at": "2027-03-01T21:00", "tz": name}
+    assert rule.desired_firings(fields).column_status is ColumnStatus.UNREADABLE
+    assert rule.describe_unreadable(fields) == f"tz: {name!r} is not a time zone"
+    with_default = TriggerRule(column="at", zone_column="tz", timezone="Asia/Seoul")
+    assert with_default.desired_firings(fields) == ({ZERO: T0}, ColumnStatus.READABLE, "Asia/Seoul")
+
+
+def test_zone_in_a_value_applies_to_its_offsets_before_all_others() -> None:
+    rule = TriggerRule(column="at", zone_column="tz", timezone="UTC", offsets=parse_offsets(["-1d@09:00"]))
+    for at_text in ("2027-03-14T20:00[Asia/Seoul]", "2027-03-14T11:00Z[Asia/Seoul]"):
+        desired = rule.desired_firings({"at": at_text, "tz": "Europe/Madrid"})
+        assert desired.instants == {FiringKey("-1d@09:00"): datetime(2027, 3, 13, 0, tzinfo=UTC)}
+        assert desired.timezone == "Asia/Seoul"
+    assert rule.desired_firings({"at": "2027-03-14T20:00[Mars/Base]"}).column_status is ColumnStatus.UNREADABLE
+
+
+def test_time_of_day_requires_a_zone() -> None:
+    with pytest.raises(InvalidInput, match="-3d@09:00") as refused:
+        TriggerRule(column="at", offsets=parse_offsets(["0", "-3d@09:00"]))
+    assert refused.value.code == "TIMEZONE_MISSING"
 
 
 def test_a_nested_value_is_read_by_its_path() -> None:

@@ -43,7 +43,7 @@ class TriggersFeature(Feature):
 
         return {
             "connections": Connections(app.store, app.clock, app.open, app._keyring),
-            "triggers": Triggers(app.store, app.clock, app.open, app.jobs),
+            "triggers": Triggers(app.store, app.clock, app.open, app.jobs, app._keyring),
         }
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:

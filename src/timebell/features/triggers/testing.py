@@ -19,7 +19,7 @@ import pytest
 
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, TimebellError
-from timebell.features.triggers.model.trigger import parse_column_instant
+from timebell.features.triggers.model.column_values import parse_column_instant
 from timebell.features.triggers.sources.base import RowPage, SourceAdapter
 
 TEST_TIMEOUT_SECONDS = 60.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from timebell.api.if_match import IfMatch, require_match
-from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.route import ApiRoute, Context, RequestContext, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
     Id,
@@ -30,7 +30,22 @@ from timebell.features.triggers.store import sources as rows
 from timebell.model.target import MASK
 from timebell.tenancy.roles import Role, require
 
-routes = APIRouter(route_class=ApiRoute, tags=["sources"])
+
+class SourceRoute(ApiRoute):
+    """Route that checks a source to be stored against its database."""
+
+    async def check_outside_transaction(self, request: Request, ctx: RequestContext) -> None:
+        if self.endpoint not in (create_source, put_source):
+            return
+        try:
+            sent = SourceIn.model_validate({**request.path_params, **await request.json()})
+        except (ValueError, TypeError, RecursionError):
+            return  # refused when the route reads it
+        _authorize_options(ctx, sent)
+        await ctx.app.triggers.check_source(_draft_source(ctx, sent.name, sent))
+
+
+routes = APIRouter(route_class=SourceRoute, tags=["sources"])
 MAX_ITEMS = 500
 SECRET_OPTIONS = ("token", "signingSecret")
 ItemKey = Annotated[str | int, Field(description="Key of the item in its source.")]
@@ -203,8 +218,8 @@ async def put_source_items(name: Id, body: ItemChangesIn, ctx: Context) -> Respo
     )
 
 
-async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str | None, *, replace: bool) -> Source:
-    ctx.subject = name
+def _authorize_options(ctx: Context, body: SourcePut) -> None:
+    """Check that the caller may use these options. Raises Refused, InvalidInput."""
     if body.kind != "webhook":
         # A caller who chooses the destination of a secret can read the secret there, so this requires an admin. A
         # custom URL requires a platform key, because nodes send requests to it from inside the network.
@@ -215,10 +230,20 @@ async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str 
             f"{plain[0]} is in plain text and would be visible to every reader of the source.",
             code="INVALID_SOURCE_OPTIONS", fix='Store it as a secret and specify {"secret": "its name"}.',
         )  # fmt: skip
+
+
+def _draft_source(ctx: Context, name: str, body: SourcePut) -> Source:
+    draft: Source = ctx.app.triggers.draft_source(
+        name, body.kind, body.options, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor
+    )
+    return draft
+
+
+async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str | None, *, replace: bool) -> Source:
+    ctx.subject = name
+    _authorize_options(ctx, body)
     if body.dry_run:
-        return ctx.app.triggers.draft_source(
-            name, body.kind, body.options, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor
-        )
+        return _draft_source(ctx, name, body)
     existing: Source | None = await ctx.run(rows.lock_source, ctx.tenant_id, name)
     if existing is not None:
         ctx.before = render_source(existing)

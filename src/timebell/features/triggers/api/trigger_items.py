@@ -22,8 +22,9 @@ from timebell.api.schemas import (
     page_response,
     parse_timestamp,
 )
+from timebell.features.triggers.model.column_values import MAX_KEY_LENGTH
 from timebell.features.triggers.model.item_history import FiringRecord, explain_item
-from timebell.features.triggers.model.trigger import MAX_KEY_LENGTH, ColumnStatus, Trigger
+from timebell.features.triggers.model.trigger import ColumnStatus, Trigger
 from timebell.features.triggers.store import item_history
 from timebell.features.triggers.store import sources as rows
 from timebell.model import condition
@@ -119,9 +120,10 @@ class PreviewedFiring(ResponseBody):
 
 
 class PreviewedRow(ResponseBody):
-    """Firings of a row; `problem` if a value is unreadable; `holds`: whether the condition holds now."""
+    """Firings of a row in its zone; `problem` if a value is unreadable; `holds`: whether the condition holds now."""
 
     firings: list[PreviewedFiring]
+    timezone: str
     problem: str | None
     holds: bool
 
@@ -200,12 +202,13 @@ async def preview_trigger(name: Id, body: PreviewIn, ctx: Context) -> Response:
 
 
 def _preview_row(trigger: Trigger, fields: dict[str, Any]) -> dict[str, Any]:
-    firings, status = trigger.rule.desired_firings(fields)
+    firings, status, timezone = trigger.rule.desired_firings(fields)
     ordered = sorted(firings.items(), key=lambda entry: (entry[1], entry[0]))
     return {
         "firings": [
             {"offset": key.offset, "recipient": key.recipient or None, "at": format_utc(at)} for key, at in ordered
         ],
+        "timezone": timezone,
         "problem": trigger.rule.describe_unreadable(fields) if status is ColumnStatus.UNREADABLE else None,
         "holds": condition.evaluate(trigger.rule.condition, fields).holds,
     }

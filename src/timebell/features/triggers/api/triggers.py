@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from timebell.api.conditions import ComparisonIn, ComparisonOut
 from timebell.api.history import HistoryPage, history_response
 from timebell.api.if_match import IfMatch, check_match, entity_tag, require_match
 from timebell.api.operations import OperationOut, render_operation
-from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.route import ApiRoute, Context, RequestContext, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
     Id,
@@ -27,13 +27,30 @@ from timebell.api.schemas import (
 )
 from timebell.client.job_fields import metadata_json, parse_metadata, parse_retry, target_json
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.client.triggers import parse_rule
 from timebell.features.triggers.model.trigger import Trigger
 from timebell.features.triggers.store import sources as rows
 from timebell.features.triggers.store import triggers
 from timebell.model.operation import Operation
 from timebell.tenancy.roles import Role, require
 
-routes = APIRouter(route_class=ApiRoute, tags=["triggers"])
+
+class TriggerRoute(ApiRoute):
+    """Route that checks a trigger to be stored against the database of its source."""
+
+    async def check_outside_transaction(self, request: Request, ctx: RequestContext) -> None:
+        if self.endpoint not in (create_trigger, put_trigger):
+            return
+        try:
+            sent = TriggerIn.model_validate({**request.path_params, **await request.json()})
+        except (ValueError, TypeError, RecursionError):
+            return  # refused when the route reads it
+        _authorize_query(ctx, sent)
+        rule = parse_rule(sent.column, _sent_options(sent))
+        await ctx.app.triggers.check_rule(sent.name, sent.source, rule, tenant_id=ctx.tenant_id)
+
+
+routes = APIRouter(route_class=TriggerRoute, tags=["triggers"])
 Offsets = Annotated[
     list[Annotated[str, Field(max_length=20)]],
     Field(
@@ -53,6 +70,11 @@ class TriggerPut(RequestBody):
     timezone: Annotated[str | None, Field(max_length=64, description="Time zone of values without a UTC offset.")] = (
         None
     )
+    zone_column: Annotated[
+        Name | None,
+        Field(description="Field with the time zone of the row; `timezone` applies if it is empty or invalid."),
+    ] = None
+    edge: Annotated[Literal["start", "end"] | None, Field(description="Edge of a range that fires.")] = None
     recipients: Annotated[
         Name | None, Field(description="Field with recipients; one job is created per recipient.")
     ] = None
@@ -105,6 +127,8 @@ class TriggerOut(ResponseBody):
     column: str
     offsets: list[str]
     timezone: str | None
+    zone_column: str | None
+    edge: Literal["start", "end"]
     recipients: str | None
     condition: list[ComparisonOut]
     unless: str | None
@@ -226,13 +250,11 @@ async def scan_trigger(name: Id, ctx: Context) -> Response:
 
 async def _write_trigger(ctx: Context, name: str, body: TriggerPut, *, replace: bool) -> Response:
     ctx.subject = name
-    if body.unless is not None:
-        require(ctx.caller.role, Role.PLATFORM)  # like its source: the query runs on an external database
-    fields = {field: value for field, value in body.sent_fields().items() if value is not None and field != "name"}
-    if "max_retries" in fields and "retry" in fields:
+    _authorize_query(ctx, body)
+    options = _sent_options(body)
+    if "max_retries" in options and "retry" in options:
         raise InvalidInput("retry and maxRetries cannot be combined; specify only one.", code="INVALID_RETRY")
-    retry = fields.pop("max_retries", fields.pop("retry", None))
-    options = {_OPTION_NAMES.get(field, field): value for field, value in fields.items()}
+    retry = options.pop("max_retries", options.pop("retry", None))
     labels = parse_metadata(options.pop("metadata", {}))
     if labels.keys() - {"owner_id", "metadata"}:
         raise InvalidInput(
@@ -249,6 +271,17 @@ async def _write_trigger(ctx: Context, name: str, body: TriggerPut, *, replace: 
     is_new = operation is not None and trigger.revision == 1
     headers = {"ETag": etag(trigger)} | ({"Location": f"/api/v1/triggers/{trigger.name}"} if is_new else {})
     return json_response(rendered, 201 if is_new and not replace else 200, headers)
+
+
+def _authorize_query(ctx: Context, body: TriggerPut) -> None:
+    if body.unless is not None:
+        require(ctx.caller.role, Role.PLATFORM)  # like its source: the query runs on an external database
+
+
+def _sent_options(body: TriggerPut) -> dict[str, Any]:
+    """Return the options that were sent, by their names in Python."""
+    sent = {field: value for field, value in body.sent_fields().items() if value is not None and field != "name"}
+    return {_OPTION_NAMES.get(field, field): value for field, value in sent.items()}
 
 
 _OPTION_NAMES = {"grace_seconds": "grace", "timeout_seconds": "timeout", "expires_after_seconds": "expires_after"}
@@ -289,6 +322,7 @@ def render_trigger(trigger: Trigger) -> dict[str, Any]:
     return {
         "id": trigger.id, "name": trigger.name, "tenantId": trigger.tenant_id, "source": trigger.source,
         "column": rule.column, "offsets": [str(offset) for offset in rule.offsets], "timezone": rule.timezone,
+        "zoneColumn": rule.zone_column, "edge": rule.edge,
         "recipients": rule.recipients, "condition": [comparison.to_json() for comparison in rule.condition],
         "unless": rule.unless, "graceSeconds": rule.grace, "topic": action.topic, "payload": action.payload,
         "retry": None if action.retry is None else action.retry.to_json(), "timeoutSeconds": action.timeout,

@@ -33,6 +33,8 @@ name_argument = click.argument("name", metavar="NAME", help="Name.")
 @click.option("--topic", required=True, metavar="TOPIC", help="Topic of the jobs.")
 @click.option("--offset", multiple=True, metavar="-15m|0|+1d", help="Offset from the column; repeatable.")
 @timezone_option
+@click.option("--zone-column", metavar="FIELD", help="Column with the time zone of the row.")
+@click.option("--edge", metavar="start|end", help="Edge of a range that fires.")
 @click.option("--recipients", metavar="FIELD", help="Column of recipients; one job each.")
 @condition_option
 @click.option("--unless", metavar="SQL", help="Skip if this query has a result.")
@@ -53,6 +55,8 @@ def create(
     topic: str,
     offset: tuple[str, ...],
     timezone: str | None,
+    zone_column: str | None,
+    edge: str | None,
     recipients: str | None,
     condition: str | None,
     unless: str | None,
@@ -74,6 +78,7 @@ def create(
     remote = server_client(output)
     body = {
         "source": source_name, "column": column, "topic": topic, "offsets": offset or None, "timezone": timezone,
+        "zoneColumn": zone_column, "edge": edge,
         "recipients": recipients, "condition": parse_json(condition, "--condition"), "graceSeconds": grace,
         "unless": unless,
         "payload": parse_json(payload, "--payload"), "target": parse_target(target), "maxRetries": retries,
@@ -237,9 +242,11 @@ def preview(name: str, rows: str, output: str | None) -> None:
         return
     for number, row in enumerate(result["rows"], 1):
         condition = "" if row["holds"] else "  the condition does not hold now"
-        line(f"row {number}: {row['problem'] or str(len(row['firings'])) + ' firings'}{condition}")
+        line(f"row {number}: {row['problem'] or 'local times in ' + row['timezone']}{condition}")
         for firing in row["firings"]:
-            line(f"  {firing['offset']:<8}{firing['at']}  {firing['recipient'] or ''}")
+            line(f"  {firing['offset']:<10} {firing['at']}  {firing['recipient'] or ''}")
+        if not row["firings"] and row["problem"] is None:
+            line("  no date, so nothing fires")
 
 
 def _describe_firing(firing: Mapping[str, Any]) -> str:
@@ -426,7 +433,9 @@ def _print_trigger(record: Mapping[str, Any], output_format: str) -> None:
     line(f"{colorize(record['name'], 'bold', sys.stdout)}  {_trigger_state(record)}  revision {record['revision']}")
     facts = {
         "source": record["source"], "fires at": f"{record['column']} {', '.join(record['offsets'])}",
-        "timezone": record["timezone"], "recipients": record["recipients"], "condition": record["condition"] or None,
+        "timezone": record["timezone"], "zone column": record["zoneColumn"],
+        "edge": None if record["edge"] == "start" else record["edge"],
+        "recipients": record["recipients"], "condition": record["condition"] or None,
         "unless": record["unless"], "grace": f"{record['graceSeconds']:g} s", "topic": record["topic"],
         "payload": record["payload"],
         "target": record.get("target"), "queue": record["queue"], "paused": record["pauseReason"],

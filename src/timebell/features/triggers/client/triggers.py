@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import difflib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from timebell.client.secrets import check_name
 from timebell.client.validation import check_text, parse_uuid, unknown_options
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.client.source_check import SourceCheck, check_column
 from timebell.features.triggers.model.connection import connection_name
 from timebell.features.triggers.model.item_history import FiringRecord, ItemHistory, explain_item
 from timebell.features.triggers.model.trigger import (
@@ -25,6 +25,7 @@ from timebell.features.triggers.model.trigger import (
     Source,
     Trigger,
     TriggerRule,
+    parse_edge,
     parse_offsets,
     parse_version,
 )
@@ -49,6 +50,7 @@ from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
 from timebell.store.jobs.query_sources import no_such_source
 from timebell.store.jobs.repository import find_job
+from timebell.tenancy.secrets import Keyring
 
 R = TypeVar("R")
 SOURCE_KINDS = ("webhook", "sql", "monday")
@@ -58,19 +60,22 @@ AUDIT_DELAY = timedelta(seconds=60)
 MAX_GRACE_SECONDS = 30 * 86_400.0
 TRIGGER_OPTIONS = (
     *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
-    *("offsets", "timezone", "recipients", "condition", "unless", "grace"),
+    *("offsets", "timezone", "zone_column", "edge", "recipients", "condition", "unless", "grace"),
 )
 
 
 class Triggers:
     """Trigger operations.
 
-    `ensure_open` opens the store if needed, `jobs` validates the job that a trigger creates.
+    `ensure_open` opens the store if needed, `jobs` validates the job that a trigger creates, `get_keyring` provides the
+    keys for the secrets with which the database of a source is checked.
     """
 
     def __init__(
         self, store: Store, clock: Clock, ensure_open: Callable[[], Any], jobs: Jobs,
+        get_keyring: Callable[[], Keyring],
     ) -> None:  # fmt: skip
+        self._check = SourceCheck(store, get_keyring)
         self._store = store
         self._clock = clock
         self._ensure_open = ensure_open
@@ -82,10 +87,12 @@ class Triggers:
     ) -> Source:  # fmt: skip
         """Create a source, or change the options of an existing one, unless `replace=False`.
 
-        Raises InvalidInput (INVALID_NAME, UNKNOWN_SOURCE_KIND, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS,
-        SOURCE_KIND_FIXED).
+        Without a `connection`, the options are checked as by `check_source`. Raises InvalidInput (INVALID_NAME,
+        UNKNOWN_SOURCE_KIND, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS, SOURCE_KIND_FIXED).
         """
         draft = self.draft_source(name, kind, options, tenant_id=tenant_id, created_by=created_by)
+        if connection is None:
+            await self.check_source(draft)
         source = await self._run(
             connection, sources.upsert_source, draft, draft.created_at, replace=replace,
             interval=scan_interval(kind, draft.options),
@@ -109,6 +116,21 @@ class Triggers:
             id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), kind=kind,
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
+
+    async def check_source(self, draft: Source) -> None:
+        """Check that the table or query of a source exists, with the columns of the source and of its triggers.
+
+        A database that does not answer within seconds is not checked, nor are unchanged options. Raises InvalidInput
+        (INVALID_SOURCE_OPTIONS, UNKNOWN_COLUMN).
+        """
+        existing = await self._run(None, sources.find_source, draft.tenant_id, draft.name)
+        if existing is not None and existing.options == draft.options:
+            return
+        columns = await self._check.list_columns(draft)
+        if existing is not None and columns:
+            for trigger in await self._run(None, sources.list_triggers_of_source, existing):
+                for option, column in trigger.rule.columns():
+                    check_column(f"{option} of the trigger {trigger.name!r:.80}", column, columns)
 
     async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
         """Return a source. Raises NotFound (SOURCE_NOT_FOUND)."""
@@ -171,14 +193,16 @@ class Triggers:
         item. Returns the trigger, and the operation that plans the jobs of the existing items; the operation is None
         if the trigger is unchanged.
 
-        Options of the rule: offsets, timezone (of values without a UTC offset), recipients (a column; one job per
-        recipient), condition (comparisons of fields that must hold at that time), unless (a query to a source of kind
-        sql that prevents firing if it returns a row; :item, :recipient, :offset and the item's fields are parameters),
-        grace (seconds, default 300, or twice the interval of full reads if that is longer: instants learned of later
-        than this do not fire). Options of the job: payload, metadata, owner_id, target, queue, priority, group, retry,
-        timeout, expires_after.
+        Options of the rule: offsets, timezone (of values without a UTC offset), zone_column (a column with the time
+        zone of the row; timezone applies if it is empty or invalid), edge (of a range: "start", which is the default,
+        or "end"), recipients (a column; one job per recipient), condition (comparisons of fields that must hold at
+        that time), unless (a query to a source of kind sql that prevents firing if it returns a row; :item, :recipient,
+        :offset and the item's fields are parameters), grace (seconds, default 300, or twice the interval of full reads
+        if that is longer: instants learned of later than this do not fire). Options of the job: payload, metadata,
+        owner_id, target, queue, priority, group, retry, timeout, expires_after.
 
-        Raises InvalidInput (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
+        Without a `connection`, the columns and the query are checked as by `check_rule`. Raises InvalidInput
+        (INVALID_OFFSET, INVALID_CONDITION, UNKNOWN_COLUMN, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
         Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
         """
         if unknown := [option for option in options if option not in TRIGGER_OPTIONS]:
@@ -186,31 +210,35 @@ class Triggers:
         now = self._clock.now()
         source_row = await self._run(connection, sources.find_source, tenant_id, source)
         interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
-        if source_row is not None and source_row.kind in POLLED_KINDS:
-            known = await self._run(connection, sources.list_known_columns, source_row.id)
-            _check_columns({"column": column, "recipients": options.get("recipients")}, known)
         draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now, interval)
-
+        if connection is None:
+            await self.check_rule(name, source, draft.rule, tenant_id=tenant_id)
         return await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
+
+    async def check_rule(self, name: str, source: str, rule: TriggerRule, *, tenant_id: str = "default") -> None:
+        """Check that the rows of a polled source have the columns of a trigger, and that its query can be run.
+
+        The columns are those of the table or query, or, if it does not answer and for boards, those of the last known
+        rows. An unchanged rule is not checked. Raises InvalidInput (UNKNOWN_COLUMN, INVALID_CONDITION).
+        """
+        existing = await self._run(None, sources.find_trigger, tenant_id, name)
+        row = await self._run(None, sources.find_source, tenant_id, source)
+        if row is None or row.kind not in POLLED_KINDS or (existing is not None and existing.rule == rule):
+            return
+        columns = await self._check.list_columns(row) or await self._run(None, sources.list_known_columns, row.id)
+        if columns:
+            for option, column in rule.columns():
+                check_column(option, column, columns)
+        if rule.unless is not None:
+            await self._check.check_query(row, rule.unless, columns)
 
     def _draft(
         self, name: str, source: str, column: str, topic: str, options: Mapping[str, Any], tenant_id: str,
         created_by: str | None, now: datetime, interval: float,
     ) -> Trigger:  # fmt: skip
-        timezone, recipients = options.get("timezone"), options.get("recipients")
-        if timezone is not None:
-            zone(timezone)
-        grace = parse_seconds(options.get("grace", max(DEFAULT_GRACE_SECONDS, 2 * interval)), "grace")
-        if interval > 0 and grace <= interval:
-            raise grace_too_short(name, grace, interval)
-        rule = TriggerRule(
-            column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])),
-            timezone=timezone,
-            recipients=None if recipients is None else check_text(recipients, "recipients"),
-            condition=conditions.parse_comparisons(options.get("condition")), grace=min(grace, MAX_GRACE_SECONDS),
-            unless=conditions.parse_query(options.get("unless")),
-        )  # fmt: skip
-        encode(sources.rule_to_json(rule), "condition")
+        rule = parse_rule(column, options, interval)
+        if interval > 0 and rule.grace <= interval:
+            raise grace_too_short(name, rule.grace, interval)
         retry, timeout, expires = (options.get(name) for name in ("retry", "timeout", "expires_after"))
         action = Action(
             topic=topic, payload=options.get("payload"), metadata=dict(options.get("metadata") or {}),
@@ -363,15 +391,22 @@ class Triggers:
         return await self._store.join(connection, operation, *args, **kwargs)
 
 
-def _check_columns(columns: Mapping[str, Any], known: Collection[str]) -> None:
-    """Check that the rows of a source have these columns. Raises InvalidInput (UNKNOWN_COLUMN)."""
-    for option, column in columns.items():
-        if known and isinstance(column, str) and column not in known and column.split(".")[0] not in known:
-            nearest = difflib.get_close_matches(column, known, 1, 0.5)
-            raise InvalidInput(
-                f"{option} is {column!r:.80}, which no row of the source has.", code="UNKNOWN_COLUMN",
-                fix=f"Did you mean {nearest[0]}?" if nearest else f"The columns are {', '.join(sorted(known)[:20])}.",
-            )  # fmt: skip
+def parse_rule(column: str, options: Mapping[str, Any], interval: float = 0.0) -> TriggerRule:
+    """Return the rule of a trigger; `interval` is that of the full reads of its source. Raises InvalidInput."""
+    timezone, zone_column, recipients = (options.get(name) for name in ("timezone", "zone_column", "recipients"))
+    if timezone is not None:
+        zone(timezone)
+    grace = parse_seconds(options.get("grace", max(DEFAULT_GRACE_SECONDS, 2 * interval)), "grace")
+    rule = TriggerRule(
+        column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])), timezone=timezone,
+        zone_column=None if zone_column is None else check_text(zone_column, "zone_column"),
+        edge=parse_edge(options.get("edge", "start")),
+        recipients=None if recipients is None else check_text(recipients, "recipients"),
+        condition=conditions.parse_comparisons(options.get("condition")), grace=min(grace, MAX_GRACE_SECONDS),
+        unless=conditions.parse_query(options.get("unless")),
+    )  # fmt: skip
+    encode(sources.rule_to_json(rule), "condition")
+    return rule
 
 
 def _check_options(kind: str, options: Any) -> None:

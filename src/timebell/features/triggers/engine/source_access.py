@@ -19,7 +19,9 @@ MAX_READS_PER_TENANT = 32
 MAX_READS_PER_SOURCE = 4
 NOT_BROKEN = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
 """Codes of failures after which the source may be read at once: a user or a budget decides when it works again."""
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 5.0, 300.0
+FIRST_PAUSE_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 60.0
+"""Short, because due jobs wait for a query until their source is tried again."""
 
 
 class CircuitBreaker:

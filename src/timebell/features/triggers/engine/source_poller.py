@@ -41,7 +41,8 @@ from timebell.features.triggers.store import item_changes, sources, webhook_chan
 
 log = logging.getLogger("timebell.sources")
 
-RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 300.0  # after a failed poll, doubled after each further one
+RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 5.0, 60.0  # after a failed poll, doubled after each further one
+MAX_LIMITED_RETRY_DELAY_SECONDS = 300.0  # of a source whose calls are limited per day, failed ones included
 SCAN_SLICE_SECONDS = (
     0.5  # of a scan, after which polls and webhooks have their turn; notified rows have it after a page
 )
@@ -194,7 +195,8 @@ class SourcePoller:
     ) -> float:
         """Record a failure; return the seconds until the next try, during which the source is not read."""
         await self._record_failure(source, reason, code)
-        pause: float = min(RETRY_DELAY_SECONDS * 2**watch.failures, MAX_RETRY_DELAY_SECONDS)
+        longest = MAX_LIMITED_RETRY_DELAY_SECONDS if source.kind == "monday" else MAX_RETRY_DELAY_SECONDS
+        pause: float = min(RETRY_DELAY_SECONDS * 2**watch.failures, longest)
         watch.failures = min(watch.failures + 1, 10)
         if retry_after is not None:
             pause = retry_after if code == SOURCE_BUDGET_SPENT else max(pause, retry_after)

@@ -12,8 +12,8 @@ from timebell.features.triggers.model.trigger import (
     ColumnStatus,
     Item,
     Trigger,
-    lookup_column,
 )
+from timebell.model.condition import lookup_path
 from timebell.model.job import Job, JobState
 from timebell.recurrence.instants import format_instant
 
@@ -70,8 +70,8 @@ def _describe_item(trigger: Trigger, item: Item) -> Iterator[str]:
     if item.fields is None:
         yield f"The item was deleted (noticed at {format_instant(item.updated_at)}), so nothing is planned."
         return
-    desired, status = trigger.rule.desired_firings(item.fields)
-    value: Any = lookup_column(item.fields, trigger.rule.column)
+    desired, status, _ = trigger.rule.desired_firings(item.fields)
+    value: Any = lookup_path(item.fields, trigger.rule.column)
     if status is ColumnStatus.EMPTY:
         yield f"{trigger.rule.column} is empty, so nothing is planned."
     elif status is ColumnStatus.UNREADABLE:

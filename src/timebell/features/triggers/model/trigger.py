@@ -15,26 +15,32 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from timebell.errors import InvalidInput, InvalidInstant, TimebellError
-from timebell.model.condition import Comparison
+from timebell.errors import InvalidInput, InvalidInstant
+from timebell.features.triggers.model.column_values import (
+    MAX_KEY_LENGTH,
+    MAX_YEAR,
+    RANGE_EDGES,
+    parse_column_instant,
+    parse_column_zone,
+    parse_recipients,
+    parse_value_zone,
+    resolve_to_utc,
+    select_edge,
+)
+from timebell.model.condition import Comparison, lookup_path
 from timebell.model.payload import sanitize_text
 from timebell.model.schedule import Action
-from timebell.recurrence import resolve_local, zone
+from timebell.recurrence import zone
 
 DEFAULT_GRACE_SECONDS = 300.0
 """An instant that becomes known late still fires if it is at most this many seconds past."""
-MAX_KEY_LENGTH = 200
 SOURCE_UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
 SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
 SOURCE_BUDGET_SPENT = "SOURCE_BUDGET_SPENT"
-MAX_RECIPIENTS = 1000  # of one item
 MAX_OFFSETS = 20  # of one trigger
-MAX_YEAR = 2199
 UNREADABLE_KEY = "unreadable"
 """In place of an offset: the record of an item of which no offset is known."""
 MAX_FORMER_JOBS = 20  # of one firing
-RFC_9557_ZONE = re.compile(r"([^\[]+)\[!?([A-Za-z0-9_+\-/]+)\](?:\[!?[a-z][a-z0-9-]*=[^\]]*\])*", re.ASCII)
-FIRST_EPOCH_SECONDS, FIRST_MILLISECONDS = 1e9, 1e11
 OFFSET_STEP = re.compile(r"([+-]?)(\d{1,6})(bd|[smhdw])", re.ASCII)
 OFFSET_PATTERN = re.compile(rf"(0|(?:{OFFSET_STEP.pattern})+)?(?:@(\d\d):(\d\d))?", re.ASCII)
 MAX_OFFSET_LENGTH = 20
@@ -87,9 +93,9 @@ class Offset:
                 if unit in OFFSET_UNITS and unit not in ("d", "w"):
                     moved += timedelta(**{OFFSET_UNITS[unit]: count})
                 else:
-                    moved = _resolve(_add_days(_to_local(moved, timezone), count, unit), timezone)
+                    moved = resolve_to_utc(_add_days(_to_local(moved, timezone), count, unit), timezone)
             if self.at is not None:
-                moved = _resolve(datetime.combine(_to_local(moved, timezone), self.at), timezone)
+                moved = resolve_to_utc(datetime.combine(_to_local(moved, timezone), self.at), timezone)
         except (OverflowError, InvalidInstant):
             return None
         return moved if 1970 <= moved.year <= MAX_YEAR else None
@@ -97,10 +103,6 @@ class Offset:
 
 def _to_local(at: datetime, timezone: str) -> datetime:
     return zone(timezone).local(at).replace(tzinfo=None)
-
-
-def _resolve(local: datetime, timezone: str) -> datetime:
-    return resolve_local(local, zone(timezone))[0]
 
 
 def _add_days(local: datetime, count: int, unit: str) -> datetime:
@@ -126,41 +128,77 @@ class FiringKey(NamedTuple):
 class TriggerRule:
     """The firing rule of a trigger.
 
-    `column` names the field with the instant; a value without a UTC offset is local time in `timezone`. `recipients`
-    names the field with the recipients, a string or a list of strings. `grace` is in seconds. `unless` is a query to
-    the source; the trigger does not fire if it returns a row.
+    `column` names the field with the instant, or a range, of which `edge` selects the start or the end. A value
+    without a UTC offset is local time in the zone that it contains (RFC 9557), or that the field `zone_column` names;
+    in `timezone` if there is no such field, or if it is empty or invalid. `recipients` names the field with the
+    recipients, a string or a list of strings. `grace` is in seconds. `unless` is a query to the source; the trigger
+    does not fire if it returns a row.
     """
 
     column: str
     offsets: tuple[Offset, ...] = (Offset(),)
     timezone: str | None = None
+    zone_column: str | None = None
+    edge: str = "start"
     recipients: str | None = None
     condition: tuple[Comparison, ...] = ()
     unless: str | None = None
     grace: float = DEFAULT_GRACE_SECONDS
 
+    def __post_init__(self) -> None:
+        """Raise InvalidInput (TIMEZONE_MISSING) if an offset sets a time of day, which no zone applies to."""
+        at_time = next((offset for offset in self.offsets if offset.at is not None), None)
+        if at_time is not None and self.timezone is None and self.zone_column is None:
+            raise InvalidInput(
+                f"The offset {at_time} is a local time of day, but the trigger has no time zone.",
+                code="TIMEZONE_MISSING", fix="Specify the timezone, or the column with the time zone of each row.",
+            )  # fmt: skip
+
+    def columns(self) -> list[tuple[str, str]]:
+        """Return the columns that the rule reads, each with the option that names it."""
+        named = [("column", self.column), ("zone_column", self.zone_column), ("recipients", self.recipients)]
+        named += [("a field of condition", comparison.field) for comparison in self.condition]
+        return [(option, column) for option, column in named if column is not None]
+
     def describe_unreadable(self, fields: Mapping[str, Any]) -> str:
         """Return the value that cannot be read, with its column."""
-        is_readable = parse_column_instant(lookup_column(fields, self.column), self.timezone) is not None
+        value = self._find_instant(fields)
+        timezone = self._find_zone(value, fields)
+        if self.zone_column is not None and timezone is None:
+            return f"{self.zone_column}: {lookup_path(fields, self.zone_column)!r:.200} is not a time zone"
+        is_readable = parse_column_instant(value, timezone) is not None
         column = self.recipients if is_readable and self.recipients is not None else self.column
-        return f"{column}: {lookup_column(fields, column)!r:.200}"
+        return f"{column}: {lookup_path(fields, column)!r:.200}"
+
+    def _find_instant(self, fields: Mapping[str, Any]) -> Any:
+        return select_edge(lookup_path(fields, self.column), self.edge)
+
+    def _find_zone(self, value: Any, fields: Mapping[str, Any]) -> str | None:
+        """Return the zone of a row: that of the value, or of `zone_column`, or of the trigger."""
+        named = parse_value_zone(value)
+        if named is None and self.zone_column is not None:
+            named = parse_column_zone(lookup_path(fields, self.zone_column))
+        return named or self.timezone
 
     def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
         """Return the firings desired for an item with these fields (None: the item was deleted)."""
-        value = None if fields is None else lookup_column(fields, self.column)
+        value = None if fields is None else self._find_instant(fields)
         if fields is None or value is None or value == "":
             return DesiredFirings({}, ColumnStatus.EMPTY)
-        at = parse_column_instant(value, self.timezone)
-        recipients = [""] if self.recipients is None else parse_recipients(lookup_column(fields, self.recipients))
+        timezone = self._find_zone(value, fields)
+        if self.zone_column is not None and timezone is None:
+            return DesiredFirings({}, ColumnStatus.UNREADABLE)
+        at = parse_column_instant(value, timezone)
+        recipients = [""] if self.recipients is None else parse_recipients(lookup_path(fields, self.recipients))
         if at is None or recipients is None:
             return DesiredFirings({}, ColumnStatus.UNREADABLE)
         instants: dict[FiringKey, datetime] = {}
         for offset in self.offsets:
-            due, text = offset.apply(at, self.timezone or "UTC"), str(offset)
+            due, text = offset.apply(at, timezone or "UTC"), str(offset)
             if due is not None:
                 for recipient in recipients:
                     instants[FiringKey(text, recipient)] = due
-        return DesiredFirings(instants, ColumnStatus.READABLE)
+        return DesiredFirings(instants, ColumnStatus.READABLE, timezone or "UTC")
 
 
 class ColumnStatus(StrEnum):
@@ -172,68 +210,11 @@ class ColumnStatus(StrEnum):
 
 
 class DesiredFirings(NamedTuple):
-    """The instants at which a trigger should fire for an item."""
+    """The instants at which a trigger should fire for an item, and the zone of its local times."""
 
     instants: dict[FiringKey, datetime]
     column_status: ColumnStatus
-
-
-def lookup_column(fields: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a path into a nested one: `timeline.from`."""
-    value: Any = fields.get(column)
-    if column not in fields and "." in column:
-        value = fields
-        for name in column.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
-    """Parse a column's value as an aware UTC instant; a date alone is the start of that day in the zone.
-
-    The value is ISO 8601 text, also with a zone as in RFC 9557 (`2027-03-14T09:00[Europe/Madrid]`), or a number of
-    seconds or milliseconds since 1970. Returns None for an unreadable value, and for local time without a zone.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _parse_epoch(value)
-    if not isinstance(value, str) or len(value) > 100:
-        return None
-    text = value.strip()
-    try:
-        if (named := RFC_9557_ZONE.fullmatch(text)) is not None:
-            text, timezone = named[1], named[2]
-        instant = datetime.fromisoformat(text)
-        if instant.tzinfo is None:
-            instant = _resolve(instant, timezone) if timezone is not None else None  # type: ignore[assignment]
-        else:
-            instant = instant.astimezone(UTC)
-    except (ValueError, OverflowError, TimebellError):
-        return None
-    return instant if instant is not None and 1970 <= instant.year <= MAX_YEAR else None
-
-
-def _parse_epoch(value: float) -> datetime | None:
-    """Parse seconds since 1970 (from 2001 on), or milliseconds. Smaller numbers are no instants."""
-    seconds = value / 1000 if value >= FIRST_MILLISECONDS else value
-    if not FIRST_EPOCH_SECONDS <= seconds < FIRST_MILLISECONDS:
-        return None
-    instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-    return instant if instant.year <= MAX_YEAR else None
-
-
-def parse_recipients(value: Any) -> list[str] | None:
-    """Return the distinct recipients in a field; an empty list for an empty field, None for an invalid value."""
-    if value is None or value == "":
-        return []
-    values = value if isinstance(value, list) else [value]
-    recipients = [str(one) for one in values if isinstance(one, str | int) and not isinstance(one, bool)]
-    if (
-        len(recipients) != len(values)
-        or len(recipients) > MAX_RECIPIENTS
-        or not all(0 < len(recipient) <= MAX_KEY_LENGTH for recipient in recipients)
-    ):
-        return None
-    return list(dict.fromkeys(recipients))
+    timezone: str = "UTC"
 
 
 def parse_version(value: Any) -> int:
@@ -372,6 +353,13 @@ def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
             f"offsets is {offsets!r:.60}.", code="INVALID_OFFSET", fix=f'Give 1 to {MAX_OFFSETS}, e.g. ["-15m", "0"].'
         )
     return tuple(dict.fromkeys(one if isinstance(one, Offset) else Offset.parse(one) for one in values))
+
+
+def parse_edge(edge: Any) -> str:
+    """Return the edge of a range that fires, `start` or `end`. Raises InvalidInput (INVALID_EDGE)."""
+    if edge not in RANGE_EDGES:
+        raise InvalidInput(f"edge is {edge!r:.40}.", code="INVALID_EDGE", fix="Use start or end.")
+    return str(edge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.fields import default_timezone, parse_json, parse_number, submit, text_fields, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
-from timebell.features.triggers.model.trigger import ColumnStatus, TriggerRule, parse_offsets
+from timebell.features.triggers.model.trigger import ColumnStatus, TriggerRule, parse_edge, parse_offsets
 from timebell.features.triggers.pages.triggers import describe_rule
 from timebell.model import condition
 from timebell.recurrence import zone
@@ -22,7 +22,7 @@ from timebell.recurrence.zone_names import accepted_names as zone_names
 PREVIEW_FIRES = 6
 PREVIEW_ITEMS = 100  # items of a source that a preview evaluates
 EMPTY_FORM = {"offsets": "-15m", "payload": "", "condition": ""}
-TEXT_FIELDS = ("name", "source", "column", "timezone", "recipients", "topic", "queue", "target")
+TEXT_FIELDS = ("name", "source", "column", "timezone", "zoneColumn", "edge", "recipients", "topic", "queue", "target")
 NUMBER_FIELDS = ("graceSeconds", "maxRetries", "timeoutSeconds")
 routes = APIRouter(route_class=PageRoute)
 
@@ -100,6 +100,7 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
         body = to_request_body(form)
         rule = TriggerRule(
             column=body.get("column", ""), offsets=parse_offsets(body["offsets"]), timezone=body.get("timezone"),
+            zone_column=body.get("zoneColumn"), edge=parse_edge(body.get("edge", "start")),
             recipients=body.get("recipients"), condition=condition.parse_comparisons(body.get("condition")),
         )  # fmt: skip
         if rule.timezone is not None:
@@ -107,6 +108,7 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
     except TimebellError as error:
         return {"problem": to_problem(error)}
     record = {
+        "zoneColumn": rule.zone_column, "edge": rule.edge,
         "offsets": body["offsets"], "column": rule.column or "…", "recipients": rule.recipients, "unless": None,
         "timezone": rule.timezone, "condition": body.get("condition", []),
     }  # fmt: skip
@@ -133,7 +135,7 @@ def next_fires(
     """Return the next runs for these items, and the number of items without one, by reason."""
     runs, skipped = [], {"empty": 0, "unreadable": 0, "excluded": 0, "past": 0}
     for item in items:
-        firings, status = rule.desired_firings(item["fields"])
+        firings, status, timezone = rule.desired_firings(item["fields"])
         future_firings = [(at, key) for key, at in firings.items() if at > now]
         if status is ColumnStatus.UNREADABLE:
             skipped["unreadable"] += 1
@@ -144,5 +146,8 @@ def next_fires(
         elif not future_firings:
             skipped["past"] += 1
         else:
-            runs += [{"at": at, "item": item["key"], "recipient": key.recipient} for at, key in future_firings]
+            runs += [
+                {"at": at, "item": item["key"], "recipient": key.recipient, "timezone": timezone}
+                for at, key in future_firings
+            ]
     return sorted(runs, key=lambda run: (run["at"], run["item"], run["recipient"]))[:PREVIEW_FIRES], skipped

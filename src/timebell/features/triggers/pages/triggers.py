@@ -136,7 +136,8 @@ def describe_rule(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     E.g. 15 min before `start_at`, for each in `users`, if `status` is `active`.
     """
     offsets = [_describe_offset(offset) for offset in record["offsets"]]
-    parts = [(f"{' and '.join(offsets)} ", record["column"])]
+    column = f"{' and '.join(offsets)} {'the end of ' if record['edge'] == 'end' else ''}"
+    parts = [(column, record["column"])]
     if record["recipients"]:
         parts.append((", for each in ", record["recipients"]))
     for n, comparison in enumerate(record["condition"]):
@@ -150,8 +151,10 @@ def describe_rule(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
     if record["unless"]:
         parts.append((", unless ", record["unless"]))
+    if record["zoneColumn"]:
+        parts.append((", local times in the zone in ", record["zoneColumn"]))
     if record["timezone"]:
-        parts.append((", local times in ", record["timezone"]))
+        parts.append((" or else " if record["zoneColumn"] else ", local times in ", record["timezone"]))
     return parts
 
 

@@ -6,6 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from timebell.errors import SourceFailed
+
+
+class InvalidSourceQuery(SourceFailed):
+    """The source answers, but a table, column or query of it does not exist."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowPage:

@@ -17,7 +17,8 @@ from hashlib import sha256
 from typing import Any
 
 from timebell.errors import InvalidInput
-from timebell.features.triggers.model.trigger import WebhookNotice, parse_column_instant
+from timebell.features.triggers.model.column_values import parse_column_instant
+from timebell.features.triggers.model.trigger import WebhookNotice
 from timebell.features.triggers.sources.monday import parse_column_value
 
 DELETION_EVENTS = (

@@ -23,9 +23,16 @@ class MysqlDatabase:
 
     async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Return the rows of a query with `:name` parameters, or only the first one."""
+        return await asyncio.to_thread(_fetch, self._open_engine(), query, dict(parameters), first)
+
+    async def list_columns(self, query: str) -> list[str]:
+        """Return the columns of a query without parameters."""
+        return await asyncio.to_thread(_list_columns, self._open_engine(), query)
+
+    def _open_engine(self) -> Engine:
         if self._engine is None:
             self._engine = create_read_only_engine(self._url)
-        return await asyncio.to_thread(_fetch, self._engine, query, dict(parameters), first)
+        return self._engine
 
     async def close(self) -> None:
         """Close all connections."""
@@ -65,6 +72,11 @@ def _fetch(engine: Engine, query: str, parameters: dict[str, Any], first: bool) 
     with engine.connect() as connection:
         result = connection.execute(text(query), parameters)
         return [dict(row._mapping) for row in (result.fetchmany(1) if first else result)]
+
+
+def _list_columns(engine: Engine, query: str) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text(query)).keys())
 
 
 def _parse_timestamp(value: str) -> datetime | str:

@@ -7,7 +7,8 @@ unreadable value of its row, and not an error of the driver that hides all rows 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import date, datetime
 from typing import Any
 from weakref import WeakSet
@@ -33,21 +34,48 @@ class PostgresDatabase:
 
     async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Return the rows of a query with `:name` parameters, or only the first one."""
-        if self._engine is None:
-            self._engine = postgres.engine_for(
-                PostgresServer(self._url), pool_size=2, read_only=True, settings=SESSION_SETTINGS
-            )
-        compiled = text(query).compile(dialect=self._engine.dialect)
-        arguments = [parameters[name] for name in compiled.positiontup or ()]
-        async with self._engine.connect() as connection:
-            driver: Any = (await connection.get_raw_connection()).driver_connection
-            if driver not in self._configured:
-                await _read_times_as_text(driver)
-                self._configured.add(driver)
+        async with self._connect() as driver:
+            compiled = text(query).compile(dialect=self._open_engine().dialect)
+            arguments = [parameters[name] for name in compiled.positiontup or ()]
             if first:
                 row = await driver.fetchrow(compiled.string, *arguments)
                 return [] if row is None else [dict(row)]
             return [dict(row) for row in await driver.fetch(compiled.string, *arguments)]
+
+    async def list_columns(self, query: str) -> list[str]:
+        """Return the columns of a query without parameters."""
+        async with self._connect() as driver:
+            return [column.name for column in (await driver.prepare(query)).get_attributes()]
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Any]:
+        """Hold a connection of the driver.
+
+        The pool does not see errors of the driver, so connections that the server closed, or that were interrupted
+        during a query, are discarded here.
+        """
+        async with self._open_engine().connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            if driver.is_closed():
+                await connection.invalidate()
+                driver = (await connection.get_raw_connection()).driver_connection
+            try:
+                if driver not in self._configured:
+                    await _read_times_as_text(driver)
+                    self._configured.add(driver)
+                yield driver
+            except asyncpg.PostgresError:
+                raise
+            except BaseException:
+                await connection.invalidate()
+                raise
+
+    def _open_engine(self) -> AsyncEngine:
+        if self._engine is None:
+            self._engine = postgres.engine_for(
+                PostgresServer(self._url), pool_size=2, read_only=True, settings=SESSION_SETTINGS
+            )
+        return self._engine
 
     async def close(self) -> None:
         """Close all connections."""
@@ -115,5 +143,8 @@ def _parse_date(value: str) -> date | str:
         return value
 
 
-READ_ERRORS = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncio.IncompleteReadError)
+READ_ERRORS = (
+    *(OSError, TimeoutError, asyncio.IncompleteReadError),
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+)
 """Errors of the server or the connection; other errors are those of a value."""

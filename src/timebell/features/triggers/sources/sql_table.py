@@ -12,8 +12,8 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.features.triggers.sources import outbox
-from timebell.features.triggers.sources.base import RowPage
+from timebell.features.triggers.sources.base import InvalidSourceQuery, RowPage
 from timebell.features.triggers.sources.change_cursor import ChangeCursor
 from timebell.features.triggers.sources.identifiers import is_valid_name, quote_name, quote_table, split_table
 from timebell.features.triggers.sources.mysql_source import MysqlDatabase
@@ -42,6 +42,9 @@ DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 240.0
 STATEMENT_TIMEOUT_SECONDS = 20.0
 MAX_JOINED_TABLES = 20
 MISSING_TABLE = re.compile(r"relation .* does not exist|no such table|Table .* doesn't exist")
+WRONG_SQLITE_QUERY = re.compile(r"no such|syntax error|ambiguous|incomplete input|unrecognized token|misuse")
+WRONG_MYSQL_QUERY = (1052, 1054, 1064, 1142, 1143, 1146, 1305)
+"""Errors of the server: an ambiguous or unknown column, the syntax, no privilege, no such table or function."""
 TABLE_NAMES_QUERIES = {
     "postgresql": "SELECT table_name AS name FROM information_schema.tables"
     " WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY table_name",
@@ -51,6 +54,7 @@ TABLE_NAMES_QUERIES = {
 }
 
 
+R = TypeVar("R")
 Row = dict[str, Any]
 Items = dict[str, dict[str, Any]]
 """Fields by key."""
@@ -61,6 +65,9 @@ class Database(Protocol):
 
     async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Return the rows of a query with `:name` parameters, or only the first one."""
+
+    async def list_columns(self, query: str) -> list[str]:
+        """Return the columns of a query without parameters."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -103,6 +110,14 @@ class SqlTable:
         self._database = _open_database(self._kind, str(self._url))
         self._listener = Listener(str(self._url), self.channel) if self.change_mode == "outbox" else None
         self._key_type: type | None = None
+
+    async def list_columns(self) -> Collection[str]:
+        """Return the columns of the rows. Raises SourceFailed, InvalidSourceQuery."""
+        columns = await self._run(self._database.list_columns(f"SELECT * FROM {self._from_clause} WHERE 1 = 0"))  # noqa: S608
+        for name in (self.key, self._cursor_column):
+            if name is not None and name not in columns:
+                raise _no_column(name, columns)
+        return columns
 
     async def read_page(self, after: str | None, limit: int) -> RowPage:
         where = f"{self._key_column} IS NOT NULL"
@@ -261,7 +276,7 @@ class SqlTable:
         items = {}
         for row in rows:
             if self.key not in row:
-                raise SourceFailed(f"The rows have no column {self.key}.", fix=_nearest(self.key, list(row)))
+                raise _no_column(self.key, list(row))
             if row[self.key] is not None:
                 self._key_type = type(row[self.key])
                 key = key_text(row[self.key])
@@ -278,9 +293,13 @@ class SqlTable:
 
     async def _fetch_values(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[Row]:
         """Run a query. Raises SourceFailed, and ValueError or OverflowError for a row with an invalid value."""
+        return await self._run(self._database.fetch(query, parameters, first=first))
+
+    async def _run(self, reading: Awaitable[R]) -> R:
+        """Await an access to the database, and translate its errors, as `_fetch_values`."""
         try:
             async with asyncio.timeout(STATEMENT_TIMEOUT_SECONDS):
-                return await self._database.fetch(query, parameters, first=first)
+                return await reading
         except asyncpg.DataError as error:
             raise ValueError(str(error)) from error
         except (SQLAlchemyError, sqlite3.Error, *READ_ERRORS) as error:
@@ -373,5 +392,17 @@ def _invalid_options(message: str, fix: str) -> InvalidInput:
 
 
 def _source_failed(error: BaseException) -> SourceFailed:
-    reason = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return SourceFailed(f"The source cannot be read: {reason[:300]}", fix="Check its options, and that it is running.")
+    original = getattr(error, "orig", None) or error
+    reason = str(original) or type(error).__name__
+    failure = InvalidSourceQuery if _is_wrong_query(original) else SourceFailed
+    return failure(f"The source cannot be read: {reason[:300]}", fix="Check its options, and that it is running.")
+
+
+def _is_wrong_query(error: BaseException) -> bool:
+    if isinstance(error, sqlite3.OperationalError):
+        return WRONG_SQLITE_QUERY.search(str(error)) is not None
+    return isinstance(error, asyncpg.SyntaxOrAccessError) or next(iter(error.args), None) in WRONG_MYSQL_QUERY
+
+
+def _no_column(name: str, columns: Sequence[str]) -> SourceFailed:
+    return InvalidSourceQuery(f"The rows have no column {name}.", fix=_nearest(name, columns))

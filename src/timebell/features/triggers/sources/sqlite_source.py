@@ -22,9 +22,19 @@ class SqliteDatabase:
         """Return the rows of a query with `:name` parameters, or only the first one."""
         return await asyncio.to_thread(self._fetch, query, dict(parameters), first)
 
+    async def list_columns(self, query: str) -> list[str]:
+        """Return the columns of a query without parameters."""
+        return await asyncio.to_thread(self._list_columns, query)
+
+    def _list_columns(self, query: str) -> list[str]:
+        with closing(self._connect()) as connection:
+            return [column[0] for column in connection.execute(query).description]
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{quote(self._file)}?mode=ro", uri=True, timeout=5)
+
     def _fetch(self, query: str, parameters: dict[str, Any], first: bool) -> list[dict[str, Any]]:
-        uri = f"file:{quote(self._file)}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
+        with closing(self._connect()) as connection:
             connection.row_factory = sqlite3.Row
             connection.text_factory = lambda data: data.decode(errors="replace")  # other encodings are no error
             cursor = connection.execute(query, parameters)

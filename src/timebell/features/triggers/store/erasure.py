@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from sqlalchemy import delete, select, update
 
-from timebell.features.triggers.model.trigger import parse_recipients
+from timebell.features.triggers.model.column_values import parse_recipients
 from timebell.features.triggers.store.tables import firings, items, triggers
 from timebell.model.payload import decode, encode
 from timebell.store.schema import sources

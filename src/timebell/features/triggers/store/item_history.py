@@ -77,11 +77,12 @@ def fire_item(tx: Transaction, trigger: Trigger, key: str, now: datetime) -> lis
     fields = lock_items(tx, trigger.source_id, [key]).get(key, (0, None))[1]
     if fields is None:
         raise no_such_item(key)
-    recipients = sorted({place.recipient for place in trigger.rule.desired_firings(fields).instants}) or [""]
+    desired = trigger.rule.desired_firings(fields)
+    recipients = sorted({place.recipient for place in desired.instants}) or [""]
     jobs = []
     for recipient in recipients:
         # Without a key and of the kind `manual`: the job is no firing, so no change of the item withdraws it.
-        job = build_job(trigger, key, FiringKey("0", recipient), now, now)
+        job = build_job(trigger, key, FiringKey("0", recipient), now, now, desired.timezone)
         jobs.append(dataclasses.replace(job, id=new_id(now), key=None, kind=Kind.MANUAL))
     inserted = insert_returning_ids(tx, jobs)
     of_item = (firings.c.trigger_id == trigger.id) & (firings.c.item == key) & (firings.c.step == MANUAL)

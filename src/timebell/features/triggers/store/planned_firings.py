@@ -71,7 +71,7 @@ def reconcile_items(
     for trigger in triggers:
         for item, fields in fields_by_key.items():
             current = firings_by_item[trigger.id, item]
-            wanted, value = trigger.rule.desired_firings(fields)
+            wanted, value, timezone = trigger.rule.desired_firings(fields)
             steps = reconcile(wanted, current, trigger.revision, now, trigger.rule.grace)
             observed.unreadable += value is ColumnStatus.UNREADABLE
             observed.late += len(steps.too_late)
@@ -83,7 +83,7 @@ def reconcile_items(
             for firing_key in steps.cancel:
                 plan.cancel[trigger.id, item, firing_key] = current[firing_key]
             for firing_key, at in steps.create.items():
-                plan.new[trigger.id, item, firing_key] = build_job(trigger, item, firing_key, at, now)
+                plan.new[trigger.id, item, firing_key] = build_job(trigger, item, firing_key, at, now, timezone)
             for firing_key in {**current, **not_fired}:
                 known = current[firing_key].not_fired if firing_key in current else None
                 is_skipped = known is not None and known.reason == "skipped" and firing_key in wanted
@@ -187,12 +187,14 @@ def load_firings(
     return by_item
 
 
-def build_job(trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime) -> NewJob:
+def build_job(
+    trigger: Trigger, item: str, firing_key: FiringKey, at: datetime, now: datetime, timezone: str
+) -> NewJob:  # fmt: skip
     """Return the job of a firing, due at an instant."""
     action = trigger.action
     return NewJob(
         id=new_id(now), tenant_id=trigger.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
-        timezone=trigger.rule.timezone or "UTC", created_at=now, kind=Kind.TRIGGER,
+        timezone=timezone, created_at=now, kind=Kind.TRIGGER,
         payload=encode(build_payload(trigger, item, firing_key, at), limit=MAX_PAYLOAD_BYTES + PAYLOAD_HEADROOM_BYTES),
         metadata=encode(action.metadata, "metadata") if action.metadata else None,
         owner_id=firing_key.recipient or action.owner_id, key=firing_job_key(trigger.id, item, firing_key),

@@ -237,6 +237,7 @@ def rule_to_json(rule: TriggerRule) -> dict[str, Any]:
     """Return a rule as stored."""
     return {
         "column": rule.column, "offsets": [str(offset) for offset in rule.offsets], "timezone": rule.timezone,
+        "zone_column": rule.zone_column, "edge": rule.edge,
         "recipients": rule.recipients, "condition": [comparison.to_json() for comparison in rule.condition],
         "grace": rule.grace, "unless": rule.unless,
     }  # fmt: skip
@@ -245,7 +246,8 @@ def rule_to_json(rule: TriggerRule) -> dict[str, Any]:
 def _rule_from_json(stored: Mapping[str, Any]) -> TriggerRule:
     return TriggerRule(
         column=stored["column"], offsets=tuple(Offset.parse(text) for text in stored["offsets"]),
-        timezone=stored["timezone"], recipients=stored["recipients"],
+        timezone=stored["timezone"], zone_column=stored["zone_column"], edge=stored["edge"],
+        recipients=stored["recipients"],
         condition=conditions.parse_comparisons(stored["condition"]), grace=stored["grace"], unless=stored["unless"],
     )  # fmt: skip
 
