@@ -188,14 +188,17 @@ async def _measure(cluster: Cluster, name: str, ports: list[int], first: int) ->
     await asyncio.sleep(begin + CALM_SECONDS - time.time())
     fault_at = time.time()
     await FAULTS[name](cluster)
+    fault_ended_at = time.time()
     await asyncio.sleep(max(CALM_SECONDS, begin + length + 2 - time.time()))
     for watcher in watchers:
         watcher.cancel()
     starts = [(number, at) for number, at in _read_starts(cluster.folder) if first <= number < first + count]
     times = sorted(at for _, at in starts)
-    # The outage ends with the first write after the longest time without one.
+    # The outage is the longest time without a write that began during the fault: later ones are those of the machine.
     writes = [fault_at, *(at for at in observation.writes if at > fault_at)]
-    away_at, back_at = max(pairwise(writes), key=lambda pair: pair[1] - pair[0])
+    away_at, back_at = max(
+        (pair for pair in pairwise(writes) if pair[0] <= fault_ended_at), key=lambda pair: pair[1] - pair[0]
+    )
     after = [at for at in times if at > back_at]
     first_starts: dict[int, float] = {}
     for number, at in starts:
@@ -209,7 +212,7 @@ async def _measure(cluster: Cluster, name: str, ports: list[int], first: int) ->
     }
     return {
         "fault": name,
-        "outage_s": round(back_at - fault_at, 1),
+        "outage_s": round(back_at - away_at, 1),
         "first_start_s": round(after[0] - back_at, 2) if after else None,
         "last_due_start_s": round(max(0.0, max(waited) - back_at), 2) if waited else None,
         "unready_from_s": [round(min(at) - fault_at, 1) if at else None for at in unready.values()],

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.clusters.judge import judge
 from benchmarks.clusters.member import AS_OTHER_USER, Member, Missing, debian_program, free_port, wait_until
 
 MEMBER_NAMES = ("db1", "db2", "db3")
+PROBE_TIMEOUT_SECONDS = 0.8  # of each member, so that the next one is asked within the time of a probe
 RECOVERED_POSITION = re.compile(r"WSREP: Recovered position: *(\S+:-?\d+)")
 
 
@@ -61,18 +64,30 @@ class GaleraMember(Member):
         start = [f"--wsrep-start-position={position[1]}"] if position is not None else []
         self.start(*start)
 
+    def execute(self, statement: str, timeout: float) -> Sequence[tuple[Any, ...]]:
+        """Execute a statement on a new connection, and return its rows. Raises the error of the driver."""
+        import pymysql
+
+        connection = pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", connect_timeout=timeout, read_timeout=timeout,
+            autocommit=True,
+        )  # fmt: skip
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall()
+
     def status(self, name: str) -> str:
         """Return a status variable; empty if the server does not answer."""
+        status = "information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME"
+        return self.query(f"SELECT VARIABLE_VALUE FROM {status} = '{name.upper()}'")
+
+    def query(self, statement: str) -> str:
+        """Return the first value of a result; empty if the server does not answer."""
         import pymysql
 
         with suppress(pymysql.MySQLError, OSError):
-            connection = pymysql.connect(
-                host="127.0.0.1", port=self.port, user="root", connect_timeout=2, read_timeout=3
-            )
-            with connection, connection.cursor() as cursor:
-                cursor.execute("SHOW STATUS LIKE %s", (name,))
-                row = cursor.fetchone()
-                return str(row[1]) if row is not None else ""
+            rows = self.execute(statement, 3)
+            return str(rows[0][0]) if rows else ""
         return ""
 
 
@@ -94,9 +109,9 @@ class GaleraCluster:
         return f"mariadb://root@{hosts}/timebell"
 
     @property
-    def urls_of_several_writers(self) -> list[str]:
-        """A URL for each of two nodes: each prefers a member of its own."""
-        return [self._url(MEMBER_NAMES), self._url([*MEMBER_NAMES[1:], MEMBER_NAMES[0]])]
+    def node_urls(self) -> list[str]:
+        """All nodes prefer the same member."""
+        return [self.url, self.url]
 
     def start(self) -> None:
         """Start the first member as a new cluster, let the others join, and create the database."""
@@ -111,7 +126,8 @@ class GaleraCluster:
                 wait_until(lambda member=member: member.status("wsrep_local_state") == "4", member.name)  # type: ignore[misc]
         except TimeoutError as error:
             raise TimeoutError("\n".join([str(error), *(each.log for each in self.members.values())])) from error
-        asyncio.run(self._execute(first.port, "CREATE DATABASE timebell"))
+        for statement in ("CREATE DATABASE timebell", "CREATE DATABASE probe", "CREATE TABLE probe.writes (id serial)"):
+            first.execute(statement, 30)
 
     def stop(self) -> None:
         """Stop all members."""
@@ -120,39 +136,35 @@ class GaleraCluster:
             member.kill()
 
     def wait_until_complete(self) -> None:
-        """Wait until all members are synced."""
+        """Wait until all members are synced, and each node uses the member that it prefers."""
 
         def is_complete() -> bool:
             return all(
                 member.status("wsrep_local_state") == "4" and member.status("wsrep_cluster_size") == "3"
                 for member in self.members.values()
-            )
+            ) and self._writers() <= {
+                urlsplit(url).netloc.partition("@")[2].partition(",")[0] for url in self.node_urls
+            }
 
         try:
-            wait_until(is_complete, "three synced members", 180)
+            wait_until(is_complete, "three synced members, and their clients", 180)
         except TimeoutError as error:
             raise TimeoutError("\n".join([str(error), *(each.log for each in self.members.values())])) from error
+
+    def _writers(self) -> set[str]:
+        """Return the addresses of the members on which nodes have sessions in use."""
+        sessions = "SELECT count(*) FROM information_schema.PROCESSLIST WHERE DB = 'timebell' AND TIME < 5"
+        return {
+            f"127.0.0.1:{member.port}" for member in self.members.values() if member.query(sessions) not in ("", "0")
+        }
 
     async def write(self) -> None:
         """Write to the first member that accepts it, as the nodes do."""
         for member in self.members.values():
             with suppress(Exception):
-                async with asyncio.timeout(1):
-                    await self._execute(member.port, "UPDATE timebell.timebell_nodes SET id = id WHERE false")
-                    return
+                await asyncio.to_thread(member.execute, "INSERT INTO probe.writes VALUES ()", PROBE_TIMEOUT_SECONDS)
+                return
         raise OSError("no member accepts writes")
-
-    async def _execute(self, port: int, statement: str) -> None:
-        import pymysql
-
-        def execute() -> None:
-            connection = pymysql.connect(
-                host="127.0.0.1", port=port, user="root", connect_timeout=1, read_timeout=2, autocommit=True
-            )
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement)
-
-        await asyncio.to_thread(execute)
 
     @property
     def _writer(self) -> GaleraMember:
@@ -184,18 +196,22 @@ class GaleraCluster:
         writer.send(signal.SIGCONT)
 
 
+class ClusterWithSeveralWriters(GaleraCluster):
+    """A cluster of which each node prefers a member of its own."""
+
+    @property
+    def node_urls(self) -> list[str]:
+        return [self.url, self._url([*MEMBER_NAMES[1:], MEMBER_NAMES[0]])]
+
+
 EVENTS = {"kill": GaleraCluster.kill, "restart": GaleraCluster.restart, "silent": GaleraCluster.freeze}
 TEN_EVENTS = ("restart", "kill", "silent", "kill", "restart", "silent", "kill", "silent", "restart", "kill")
 
 
 def main(arguments: list[str]) -> int:
     """Cause the events and print the judgment: `[event,...] [--several-writers]`; 1 if a guarantee was violated."""
-    several = "--several-writers" in arguments
+    cluster = ClusterWithSeveralWriters if "--several-writers" in arguments else GaleraCluster
     names = [each for each in arguments if not each.startswith("--")]
-    events = names[0].split(",") if names else TEN_EVENTS
-    if several:
-        result = judge(GaleraCluster, [(n, EVENTS[n]) for n in events], lambda cluster: cluster.urls_of_several_writers)
-    else:
-        result = judge(GaleraCluster, [(name, EVENTS[name]) for name in events])
+    result = judge(cluster, [(name, EVENTS[name]) for name in (names[0].split(",") if names else TEN_EVENTS)])
     result.print()
     return int(bool(result.lost or result.early or result.unexplained))

@@ -44,6 +44,10 @@ class Cluster(Protocol):
 
     url: str
 
+    @property
+    def node_urls(self) -> Sequence[str]:
+        """The URL of each node."""
+
     def start(self) -> None:
         """Start all members."""
 
@@ -191,14 +195,8 @@ def _read_starts(folder: Path) -> list[tuple[int, float]]:
     return sorted(((int(line[0]), float(line[1])) for line in lines if len(line) == 2), key=lambda start: start[1])
 
 
-def judge(
-    create: Callable[[Path], C], events: Sequence[tuple[str, Callable[[C], None]]],
-    urls: Callable[[C], Sequence[str]] = lambda cluster: [cluster.url] * 2,
-) -> Result:  # fmt: skip
-    """Start a cluster and nodes, cause the events one after another, and return the judgment.
-
-    `urls` are those of the nodes.
-    """
+def judge(create: Callable[[Path], C], events: Sequence[tuple[str, Callable[[C], None]]]) -> Result:
+    """Start a cluster and nodes, cause the events one after another, and return the judgment."""
     with tempfile.TemporaryDirectory(prefix="timebell-cluster-") as path:
         folder = Path(path)
         folder.chmod(0o755)
@@ -206,7 +204,7 @@ def judge(
         try:
             cluster.start()
             asyncio.run(upgrade(cluster.url))
-            with _running_nodes(folder, urls(cluster)):
+            with _running_nodes(folder, cluster.node_urls):
                 return asyncio.run(_judge(cluster, events, folder))
         finally:
             cluster.stop()

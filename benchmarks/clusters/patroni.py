@@ -86,6 +86,11 @@ class PatroniCluster:
         }  # fmt: skip
         return settings
 
+    @property
+    def node_urls(self) -> list[str]:
+        """All nodes have the same URL."""
+        return [self.url, self.url]
+
     async def write(self) -> None:
         connection = await asyncpg.connect(self.url, timeout=2)
         try:

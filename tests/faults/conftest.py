@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.faults.harness import NodeProcess
 from tests.servers import MariaDB, Postgres
 

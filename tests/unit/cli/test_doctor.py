@@ -24,7 +24,7 @@ from tests.docs.pages import DOCS, code_words, rows
 from tests.identity_provider import OWN_URL, identity_provider
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
-from timebell.cli.doctor import database, settings
+from timebell.cli.doctor import database, galera, settings
 from timebell.cli.doctor.database import ServerFacts
 from timebell.cli.doctor.findings import REASONS
 from timebell.clock import system_now
@@ -209,6 +209,13 @@ def test_server_configuration_problems_are_found(code: str, problem: dict[str, A
     (found,) = database.check_server(replace(HEALTHY_SERVER, **problem))
     assert (found.code, found.why) == (code, REASONS[code])
     PROVOKED_CODES.add(code)
+
+
+def test_several_writers_of_a_galera_cluster_are_found() -> None:
+    assert galera.check_writers(3, ["db1:3306"]).verdict == "ok"
+    found = galera.check_writers(3, ["db1:3306", "db2:3306"])
+    assert (found.code, found.detail) == ("GALERA_SEVERAL_WRITERS", "3 members; sessions on db1:3306, db2:3306")
+    PROVOKED_CODES.add(found.code)
 
 
 def test_configuration_problems_of_a_real_server_are_found(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from timebell_torture import capabilities
-from timebell_torture.ledger import read_clocks
+from timebell_torture.ledger import RunningAttempts, read_clocks
 from timebell_torture.postgres import PostgresServer, wall_offset
 from timebell_torture.proxy import CUT_MODES
 
@@ -33,6 +33,8 @@ DATABASE_CLOCK_STEPS_SECONDS = (-4.0, -3.0, 3.0, 4.0)  # instants more than 5 s 
 CLOCK_CACHE_SECONDS = 1.2  # until every process of the server has reread the faketime file
 CLOCK_TOLERANCE_SECONDS = 0.5
 MAX_BRIEF_OUTAGE_SECONDS = 7.0  # with a heartbeat of 5 s shorter than a lease, so results are written in time
+MAX_IDLE_SECONDS = 4.0  # until a fault that needs running attempts is given up
+LONG_ATTEMPT_SECONDS = 0.3  # an attempt that has lasted for this long probably lasts for another second
 DETECTION_SECONDS = 5.0  # within which every process compares what it wrote with a promoted server
 Injector = Callable[["Nemesis", str], Awaitable[None]]
 
@@ -205,12 +207,20 @@ async def strand(nemesis: Nemesis, target: str) -> None:
 
 
 async def read_only(nemesis: Nemesis, target: str) -> None:
-    """Make the database refuse writes, like a standby before its promotion."""
+    """Make the database refuse writes, like a standby before its promotion, until an attempt has ended meanwhile.
+
+    It begins while an attempt runs: the results of a database without work cannot be lost.
+    """
     assert isinstance(nemesis.server, PostgresServer)
+    attempts = RunningAttempts(nemesis.plan.path("effect.jsonl"))
+    if not await _wait_for(MAX_IDLE_SECONDS, lambda: bool(attempts.longer_than(LONG_ATTEMPT_SECONDS))):
+        return
     start = read_clocks()
     await asyncio.to_thread(nemesis.server.set, default_transaction_read_only="on")
-    took_effect = await nemesis.refuses_writes(3)
-    await asyncio.sleep(nemesis.rng.uniform(1, MAX_BRIEF_OUTAGE_SECONDS - 3))
+    took_effect = await nemesis.refuses_writes(2)
+    interrupted = attempts.longer_than(0)
+    took_effect &= await _wait_for(2, lambda: bool(interrupted - attempts.longer_than(0)))
+    await asyncio.sleep(nemesis.rng.uniform(0.5, MAX_BRIEF_OUTAGE_SECONDS - 5))
     await asyncio.to_thread(nemesis.server.set, default_transaction_read_only="off")
     healed = not await nemesis.refuses_writes(0.5)
     await nemesis.record_fault("read-only", target, start, took_effect, healed, None)

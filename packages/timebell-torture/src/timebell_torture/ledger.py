@@ -52,6 +52,30 @@ class Ledger:
         os.fdatasync(self._file)
 
 
+class RunningAttempts:
+    """The attempts that started after the creation of this object and have not ended, by the receiver's ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size
+        self._started: dict[int, int] = {}
+
+    def longer_than(self, seconds: float) -> set[int]:
+        """Return the sequence numbers of those that have been running for this long."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in map(json.loads, complete.splitlines()):
+            if line["what"] == "recv":
+                self._started[line["seq"]] = line["mono"]
+            elif line["what"] == "reply":
+                self._started.pop(line["seq"], None)
+        before = time.monotonic_ns() - int(seconds * 1e9)
+        return {seq for seq, at in self._started.items() if at <= before}
+
+
 def read_ledger(path: Path) -> list[dict[str, Any]]:
     """Return every complete line of a ledger; an incomplete last line is ignored."""
     if not path.exists():

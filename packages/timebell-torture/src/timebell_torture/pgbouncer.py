@@ -1,4 +1,4 @@
-"""A PgBouncer in transaction mode for one run: many clients share few server connections, one transaction at a time."""
+"""A PgBouncer for one run: many clients share few server connections, by default one transaction at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def find_program() -> str | None:
 class PgBouncer:
     """One PgBouncer process that can be killed and restarted. It does not run as root, like PostgreSQL."""
 
-    def __init__(self, folder: Path, database_port: int) -> None:
+    def __init__(
+        self, folder: Path, database_port: int, *, mode: str = "transaction",
+        server_connections: int = SERVER_CONNECTIONS, max_clients: int = 500,
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True)
         self._folder = folder
         self._user_options: dict[str, object] = {}
@@ -35,7 +38,7 @@ class PgBouncer:
         (folder / "pgbouncer.ini").write_text(
             f"[databases]\n* = host=127.0.0.1 port={database_port} user=timebell\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = transaction\ndefault_pool_size = {SERVER_CONNECTIONS}\nmax_client_conn = 500\n"
+            f"pool_mode = {mode}\ndefault_pool_size = {server_connections}\nmax_client_conn = {max_clients}\n"
             "server_login_retry = 0.2\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._process: subprocess.Popen[bytes] | None = None

@@ -26,6 +26,7 @@ REASONS = {
     "ZONE_DATA_DIFFERS": "Nodes with older rules may compute wrong local times.",
     "VERSIONS_DIFFER": "Supported during a rolling deploy, but not permanently.",
     "NO_LIVE_NODE": "Pending work is not executed.",
+    "GALERA_SEVERAL_WRITERS": "Galera does not replicate row locks, so limits and the order of jobs may be violated.",
     "HISTORY_REWOUND": "Acknowledged work of that time is missing, and finished work may run again.",
     "ALL_PAUSED": "No occurrence is planned and no job claimed, on any node.",
     "JOBS_UNHANDLED": "These jobs wait until a node handles their topic.",

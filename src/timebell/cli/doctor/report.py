@@ -15,6 +15,7 @@ from timebell import settings as configuration
 from timebell.cli.database import find_schema_version, is_missing, redact_url
 from timebell.cli.doctor import database as doctor_database
 from timebell.cli.doctor.findings import Check, fail, warn
+from timebell.cli.doctor.galera import check_galera
 from timebell.cli.doctor.identity_provider import check_identity_provider
 from timebell.cli.doctor.settings import check_settings
 from timebell.cli.output import FAILED, OK, colorize, print_data, print_records
@@ -94,6 +95,9 @@ async def _check_open_database(store: Store, stored_version: str | None, setting
             yield check
         if server.standby or server.read_only:
             return
+    elif store.multi_node:
+        for check in await check_galera(store):
+            yield check
     is_current = await is_compatible(store.url, stored_version)
     if is_current:
         newer = "" if stored_version == HEAD else f", of a newer release; this release has {HEAD}"

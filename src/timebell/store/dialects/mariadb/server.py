@@ -24,17 +24,24 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 HOST_TIMEOUT_SECONDS = 2.0  # for a connection to one of several hosts
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 RESTART_TOLERANCE_SECONDS = 3  # the server reports its uptime in whole seconds
+CLUSTER_STARTED_AT = 0.0  # stands for the start of a Galera cluster, which outlives its members
 WAITING_SECONDS = 0.5
 _READ_ONLY = 1290  # the error of a server with read_only
+_NOT_READY = 1047  # the error of a member that has lost its Galera cluster
 ATTRIBUTES = ("any", "primary", "read-write")
 
-# All nodes of a Galera cluster are one server, because a proxy may spread the connections of a store over them.
-_STATUS = "(SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = '{}')"
+# All members of a Galera cluster are one server, because a proxy may spread the connections of a store over them.
+_GLOBAL = "(SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_{} WHERE VARIABLE_NAME = '{}')"
+_IS_MEMBER = f"coalesce({_GLOBAL.format('VARIABLES', 'WSREP_ON')}, 'OFF') = 'ON'"
 _IDENTIFY = (
     "SELECT CONCAT(@@hostname, ':', @@port, ':', @@server_id) AS name, @@global.read_only AS is_read_only,"
-    f" UNIX_TIMESTAMP() - {_STATUS.format('UPTIME')} AS started_at,"
-    f" NULLIF({_STATUS.format('WSREP_CLUSTER_STATE_UUID')}, '') AS cluster"
+    f" UNIX_TIMESTAMP() - {_GLOBAL.format('STATUS', 'UPTIME')} AS started_at,"
+    f" CASE WHEN {_IS_MEMBER} THEN {_GLOBAL.format('STATUS', 'WSREP_CLUSTER_STATE_UUID')} END AS cluster,"
+    f" NOT {_IS_MEMBER} OR {_GLOBAL.format('STATUS', 'WSREP_READY')} = 'ON' AS is_ready"
 )
+# A member may apply later what was committed on another one, which this process used before.
+_CATCH_UP = ("SET SESSION wsrep_sync_wait = 1", "SELECT 1", "SET SESSION wsrep_sync_wait = DEFAULT")
+IS_SYNCED = f"SELECT {_GLOBAL.format('STATUS', 'WSREP_LOCAL_STATE')} = '4'"
 _SESSIONS = "SELECT ID, COMMAND, TIME_MS FROM information_schema.PROCESSLIST"
 
 
@@ -95,18 +102,40 @@ class MariaServer:
         assert refused is not None
         raise refused
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the connections lead to a member of a Galera cluster that is not the first of the URL."""
+        return self._last_good > 0 and self.identity is not None and self.identity.started_at == CLUSTER_STARTED_AT
+
+    def follow(self, other: MariaServer) -> bool:
+        """Use the host of `other`, which tried all from the first, if it is an earlier one; return whether it is."""
+        with self._lock:
+            is_earlier = other._last_good < self._last_good and other.identity == self.identity
+            if is_earlier:
+                self._last_good = other._last_good
+        return is_earlier
+
     def _register(self, connection: Any) -> Any:
         from pymysql.err import OperationalError
 
         with connection.cursor() as cursor:
             cursor.execute(_IDENTIFY)
-            name, read_only, started_at, cluster = cursor.fetchone()
+            name, read_only, started_at, cluster, is_ready = cursor.fetchone()
+            if cluster and is_ready:
+                for statement in _CATCH_UP:
+                    cursor.execute(statement)
         connection.rollback()
+        if not is_ready:
+            connection.close()
+            raise OperationalError(_NOT_READY, f"The server {name} is not connected to its cluster.")
         if read_only and self.attributes != "any":
             connection.close()
             raise OperationalError(_READ_ONLY, f"The server {name} is read-only.")
         with self._lock:
-            before, self.identity = self.identity, ServerIdentity(cluster or name, 0 if cluster else float(started_at))
+            before, self.identity = (
+                self.identity,
+                ServerIdentity(cluster or name, CLUSTER_STARTED_AT if cluster else float(started_at)),
+            )
             changed = before is not None and not before.matches(self.identity)
         if changed:
             log.warning("the database server is another one, or was restarted; dropped all connections to the former")
@@ -134,7 +163,10 @@ class MariaServer:
             sessions = {row[0]: row[1:] for row in cursor.fetchall()}
         with self._lock:
             name = self._connections.get(probe)
-            threads = [each.thread_id() for each in connections if self._connections.get(each) == name]
+            names = {each: self._connections.get(each) for each in connections}
+        if self.addresses[1:] and any(each not in (name, None) for each in names.values()):
+            return "another host answers in its place"
+        threads = [each.thread_id() for each in connections if names[each] == name]
         if any(thread not in sessions for thread in threads):
             return "the server has ended a session in use"
         if any(sessions[thread][0] == "Sleep" and sessions[thread][1] > 1000 * WAITING_SECONDS for thread in threads):

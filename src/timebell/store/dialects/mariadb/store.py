@@ -28,7 +28,7 @@ from timebell.store.dialects.handler_transactions import handler_transaction, ha
 from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
 from timebell.store.dialects.mariadb.dialect import MariaDialect
-from timebell.store.dialects.mariadb.server import MariaServer
+from timebell.store.dialects.mariadb.server import IS_SYNCED, MariaServer
 from timebell.store.dialects.pulse import PROBE_TIMEOUT_SECONDS, Pulse
 from timebell.store.recent_writes import RecentWrites
 from timebell.store.sql import SQL
@@ -50,6 +50,7 @@ CONFLICT_RETRY_DELAY_SECONDS = 0.002  # before the second attempt, doubled befor
 LOCK_TIMEOUT_SECONDS = 10  # wait for a row lock, and maximum idle time in a transaction
 STATEMENT_TIMEOUT_SECONDS = 30  # wait for the response to a statement
 MIGRATION_TIMEOUT_SECONDS = 86_400  # the same in a migration, which may create an index on many rows
+RETURN_INTERVAL_SECONDS = 5.0  # between attempts to use the first host of a Galera cluster again
 _SESSION_SETTINGS = (
     f"SET NAMES utf8mb4 COLLATE {ddl.COLLATION}",
     "SET SESSION time_zone = '+00:00',"
@@ -104,6 +105,7 @@ class MariaStore:
         self._server = MariaServer(url, self._note_server_change)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
         self._engine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
+        self._next_return_at = 0.0
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -137,6 +139,9 @@ class MariaStore:
             self._pulse.reset()
             self._loop = loop
         self._pulse.watch(loop)
+        if self._server.is_away and time.monotonic() >= self._next_return_at:
+            self._next_return_at = time.monotonic() + RETURN_INTERVAL_SECONDS
+            loop.run_in_executor(self._threads, self._return_to_first_host)
         for attempt in range(MAX_CONFLICT_ATTEMPTS):
             try:
                 return await loop.run_in_executor(self._threads, self._transact, operation, args, kwargs)
@@ -155,6 +160,26 @@ class MariaStore:
                 raise translate_error(self.url, error) from error
         raise AssertionError
 
+    def _return_to_first_host(self) -> None:
+        """Use the first member of a Galera cluster again that serves, as other processes do: one writer at a time."""
+        first = MariaServer(self.url)
+        engine = engine_for(first, pool_size=1, statement_timeout=PROBE_TIMEOUT_SECONDS)
+        with contextlib.suppress(Exception):  # of the driver, or of SQLAlchemy: it will be tried again
+            with engine.connect() as connection:
+                is_synced = connection.exec_driver_sql(IS_SYNCED).scalar_one()
+            if is_synced and self._server.follow(first):
+                self._dispose_engines()
+        engine.dispose()
+
+    def _dispose_engines(self, *, close: bool = True) -> None:
+        """Replace all pooled connections; those in use are closed after their operation."""
+        for engine in (
+            self._engine, self._thread_engine,
+            *(pool.sync_engine for pool in (self._handler_pool, self._request_pool) if pool),
+        ):  # fmt: skip
+            if engine is not None:
+                engine.dispose(close=close)
+
     async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation in a transaction, because one statement of other databases may be two on MariaDB."""
         return await self.run(operation, *args, **kwargs)
@@ -164,16 +189,11 @@ class MariaStore:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        for engine in (
-            self._engine,
-            self._thread_engine,
-            *(pool.sync_engine for pool in (self._handler_pool, self._request_pool) if pool),
-        ):
-            if engine is not None:
-                engine.dispose(close=False)
+        self._dispose_engines(close=False)
         self._threads = self._handler_pool = self._request_pool = None
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+        pool = self._engine.pool
         with self._engine.connect() as connection, self._pulse.waiting(connection.connection.driver_connection):
             tx = MariaTransaction(connection, self.dialect, Steps(getattr(operation, "__name__", "operation")))
             is_committing = False
@@ -190,6 +210,9 @@ class MariaStore:
                 else:
                     connection.rollback()
                 raise
+            finally:
+                if self._engine.pool is not pool:  # a replaced pool would keep it open
+                    connection.invalidate()
         tx.steps.at("done")
         self.recent_writes.add(tx.written)
         self.subscribers.publish(tx.subjects)

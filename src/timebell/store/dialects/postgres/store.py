@@ -232,8 +232,13 @@ class PostgresStore:
         """Do nothing; see `lock_engine`."""
 
     async def listen(self) -> bool:
-        """Subscribe to notifications, or reconnect; return False behind a pooler or if the connection fails."""
+        """Subscribe to notifications, or reconnect; return False behind a pooler or if the connection fails.
+
+        Behind a pooler, where the server may be replaced while the connections to the pooler last, compare the server.
+        """
         if pooler.is_pooled(self.url):
+            with contextlib.suppress(*_CONNECTION_ERRORS, asyncpg.PostgresError):
+                (await self._server.connect(statement_cache_size=0)).terminate()
             return False
         if self._listener is None or self._listener.is_closed():
             try:
@@ -381,8 +386,11 @@ class PostgresStore:
             with self._pulse.waiting(_driver_of(connection)):
                 yield connection
         finally:
-            is_stale = connection.invalidated or connection.closed or engine.pool is not pool
-            if hot and len(self._hot_connections) < HOT_POOL_SIZE and not is_stale:
+            is_unusable = connection.invalidated or connection.closed
+            if not is_unusable and engine.pool is not pool:  # a replaced pool would keep it open
+                await connection.invalidate()
+                is_unusable = True
+            if hot and len(self._hot_connections) < HOT_POOL_SIZE and not is_unusable:
                 self._hot_connections.append(connection)
             else:
                 await connection.close()
