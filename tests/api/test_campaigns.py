@@ -327,6 +327,16 @@ async def open_first_chunk(web: Web, id_: str, accepted: int) -> None:
     await web.app.store.run(chunks.close_chunk, id_, 1, 1, results, len(opened.recipients) - accepted, now)
 
 
+async def test_a_running_campaign_has_a_forecast(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await register_devices(web, *({"token": f"phone-000{n}"} for n in range(3)))
+        id_ = (await web.post("/campaigns", {"title": "Hello", "chunkSize": 1})).json()["id"]
+        assert (await web.get(f"/campaigns/{id_}")).json()["forecast"] is None
+        await open_first_chunk(web, id_, 1)
+        forecast = (await web.get(f"/campaigns/{id_}")).json()["forecast"]
+        assert forecast == {"rate": None, "endsAt": None, "waitingUntil": None, "waitingForZone": None}
+
+
 async def test_all_recipients_are_exported(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_export, "EXPORT_PAGE_SIZE", 2)
     async with make() as web:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import re
 import threading
@@ -18,6 +19,7 @@ from standardwebhooks.webhooks import Webhook
 
 from tests.servers import free_port
 from timebell.cli.remote import ServerClient
+from timebell.errors import ServerUnreachable
 
 from .conftest import Cli
 from .process import Process
@@ -467,6 +469,33 @@ def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:
     assert remote("campaign", "export", "no-such").code == 3
     assert remote("campaign", "test", created["id"]).code == 2
     assert remote("campaign", "status", "no-such").code == 3
+
+
+def test_watching_a_campaign_survives_a_restart_of_the_server(
+    remote: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    created = as_json(
+        remote("campaign", "create", "--title", "Hello", "--at", "2035-03-01T16:15", "--tz", "UTC", "-o", "json")
+    )
+    commands = importlib.import_module("timebell.features.campaigns.cli.campaign")
+    calls: list[str] = []
+    request = ServerClient.request
+
+    def restart(self: ServerClient, method: str, path: str, *args: Any, **more: Any) -> Any:
+        calls.append(path)
+        if 2 <= len(calls) <= 4:
+            raise ServerUnreachable("The server does not respond.")
+        if len(calls) == 5:
+            request(self, "POST", f"{path}/stop", {})
+        return request(self, method, path, *args, **more)
+
+    monkeypatch.setattr(ServerClient, "request", restart)
+    monkeypatch.setattr(commands, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(commands, "RECONNECT_INTERVAL_SECONDS", 0.01)
+    done = remote("campaign", "status", created["id"], "--watch")
+    assert (done.code, len(calls)) == (1, 5)
+    assert done.err.count("does not respond. Trying again.") == 1
+    assert "stopped" in done.out
 
 
 class OtherServer(BaseHTTPRequestHandler):

@@ -36,6 +36,7 @@ from timebell.features.campaigns.client.delivery_export import (
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign
 from timebell.features.campaigns.store import campaigns as rows
+from timebell.features.campaigns.store.progress import forecast_campaign
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["campaigns"])
@@ -123,6 +124,18 @@ class CampaignIn(MessageIn):
     dates: Annotated[list[str] | None, Field(max_length=10_000)] = None
 
 
+class ForecastOut(ResponseBody):
+    """Speed, pause and expected end of a running campaign; null if unknown.
+
+    `rate` is in recipients per second. While no time zone is due, it waits until `waitingUntil` for `waitingForZone`.
+    """
+
+    rate: float | None
+    ends_at: Instant | None
+    waiting_until: Instant | None
+    waiting_for_zone: str | None
+
+
 class CampaignOut(ResponseBody):
     """Campaign and its progress.
 
@@ -158,6 +171,9 @@ class CampaignOut(ResponseBody):
     actual_send_end: Instant | None
     pinned_at: Instant | None
     revision: int
+    forecast: Annotated[
+        ForecastOut | None, Field(description="Only in GET /campaigns/{id}, and null unless it is running.")
+    ]
 
 
 class CampaignPage(ResponseBody):
@@ -225,7 +241,7 @@ def render_campaign(campaign: Campaign) -> dict[str, Any]:
         "updatedAt": format_utc(campaign.updated_at),
         "approvedBy": campaign.approved_by, "actualSendStart": format_utc(campaign.started_at),
         "actualSendEnd": format_utc(campaign.ended_at), "pinnedAt": format_utc(campaign.pinned_at),
-        "revision": campaign.revision,
+        "revision": campaign.revision, "forecast": None,
     }  # fmt: skip
 
 
@@ -276,7 +292,7 @@ async def _create_recurring(
         "createdAt": format_utc(schedule.created_at), "createdBy": schedule.created_by,
         "updatedAt": format_utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None,
         "actualSendEnd": None,
-        "pinnedAt": None, "revision": schedule.revision,
+        "pinnedAt": None, "revision": schedule.revision, "forecast": None,
     }, 201, {"Location": f"/api/v1/schedules/{schedule.id}"})  # fmt: skip
 
 
@@ -300,7 +316,15 @@ async def list_campaigns(
 @routes.get("/campaigns/{id}", response_model=CampaignOut, **read_route())
 async def get_campaign(id: Id, ctx: Context) -> Response:
     """Get a campaign and its progress."""
-    return campaign_response(ctx, await ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id))
+    campaign = await ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id)
+    body = render_campaign(campaign)
+    if campaign.state is CampaignState.RUNNING:
+        forecast = await ctx.run(forecast_campaign, campaign, ctx.app.clock.now())
+        body["forecast"] = {
+            "rate": forecast.rate, "endsAt": format_utc(forecast.ends_at),
+            "waitingUntil": format_utc(forecast.waiting_until), "waitingForZone": forecast.waiting_for,
+        }  # fmt: skip
+    return json_response(body, 200, {"ETag": etag(campaign)})
 
 
 @routes.get("/campaigns/{id}/history", response_model=HistoryPage, **read_route())

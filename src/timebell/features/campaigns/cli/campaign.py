@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,11 +13,16 @@ from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import server_client
 
+if TYPE_CHECKING:
+    from timebell.cli.remote import ServerClient
+
 campaign = Group("Campaigns: one push to many devices.")
 campaign_id_argument = click.argument("id", metavar="ID", help="Campaign id.")
 reason_option = click.option("--reason", metavar="TEXT", help="Reason, shown to other users.")
 WATCH_END_STATES = ("completed", "partly_sent", "failed", "stopped", "paused")
 POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
+RECONNECT_INTERVAL_SECONDS = 2.0
+MAX_OUTAGE_SECONDS = 600.0  # of the server, with --watch
 
 
 @campaign.command()
@@ -79,7 +85,10 @@ def list_(state: str | None, limit: int, output: str | None) -> None:
 @click.option("--watch", "-w", is_flag=True, help="Wait until it finishes or pauses.")
 @output_option
 def status(id: str, watch: bool, output: str | None) -> None:
-    """Show the progress of a campaign; with --watch exit 1 if it did not complete."""
+    """Show the progress of a campaign; with --watch exit 1 if it did not complete.
+
+    --watch survives a restart of the server.
+    """
     from threading import Event
 
     from timebell.cli.output import print_message
@@ -89,10 +98,30 @@ def status(id: str, watch: bool, output: str | None) -> None:
     while watch and record["state"] not in WATCH_END_STATES:
         print_message(_format_progress(record))
         Event().wait(POLL_INTERVAL_SECONDS)
-        record = remote.request("GET", f"/campaigns/{id}")
+        record = _request_patiently(remote, f"/campaigns/{id}")
     _print_campaign(record, remote.settings.output)
     if watch and record["state"] != "completed":
         raise click.exceptions.Exit(FAILED)
+
+
+def _request_patiently(remote: ServerClient, path: str) -> dict[str, Any]:
+    """GET a record, and repeat it while the server restarts. Raises ServerUnreachable, ServerError in the end."""
+    from threading import Event
+
+    from timebell.cli.output import print_message
+    from timebell.errors import ServerError, ServerUnreachable
+
+    for failures in itertools.count(1):
+        try:
+            record: dict[str, Any] = remote.request("GET", path)
+            return record
+        except (ServerUnreachable, ServerError) as error:
+            if failures * RECONNECT_INTERVAL_SECONDS >= MAX_OUTAGE_SECONDS:
+                raise
+            if failures == 1:
+                print_message(f"{error} Trying again.")
+        Event().wait(RECONNECT_INTERVAL_SECONDS)
+    raise AssertionError
 
 
 @campaign.command()
@@ -230,7 +259,17 @@ def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
 def _format_progress(record: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {state}" for state, count in record["counts"].items() if count)
     total = "" if record["expected"] is None else f" of {record['expected']:,}"
-    return f"{record['state']}  {counts or 'none sent yet'}{total}"
+    return f"{record['state']}  {counts or 'none sent yet'}{total}{_format_forecast(record.get('forecast') or {})}"
+
+
+def _format_forecast(forecast: Mapping[str, Any]) -> str:
+    text = ""
+    if forecast.get("waitingUntil"):
+        zone = f" for {forecast['waitingForZone']}" if forecast["waitingForZone"] else ""
+        text += f", waiting until {forecast['waitingUntil']}{zone}"
+    elif forecast.get("rate"):
+        text += f", {forecast['rate']:,.{0 if forecast['rate'] >= 1 else 1}f} per second"
+    return f"{text}, ends about {forecast['endsAt']}" if forecast.get("endsAt") else text
 
 
 def _print_campaign(record: Mapping[str, Any], output_format: str) -> None:

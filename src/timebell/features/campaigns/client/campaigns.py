@@ -19,7 +19,8 @@ from timebell.features.campaigns.model.campaign import CampaignState, Timetable,
 from timebell.features.campaigns.model.campaign import Throttle as _Throttle
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
-from timebell.features.campaigns.store import campaigns, devices
+from timebell.features.campaigns.model.forecast import Forecast
+from timebell.features.campaigns.store import campaigns, devices, progress
 from timebell.features.campaigns.store.campaigns import no_such_campaign
 from timebell.ids import new_id
 from timebell.model import page
@@ -125,6 +126,12 @@ class Campaigns:
     async def get(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Campaign:
         """Return a campaign. Raises NotFound (CAMPAIGN_NOT_FOUND)."""
         return await self._run_on_campaign(connection, campaigns.find_campaign, tenant_id, id)
+
+    async def forecast(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Forecast:
+        """Return the speed of a campaign, its expected end, and what it waits for. Raises NotFound."""
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        found: Forecast = await self._run(connection, progress.forecast_campaign, campaign, self._clock.now())
+        return found
 
     async def list(
         self, *, state: str | None = None, tenant_id: str = "default", limit: int = 50, cursor: str | None = None,

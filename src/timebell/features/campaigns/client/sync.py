@@ -15,6 +15,7 @@ class BlockingCampaigns(BlockingNamespace[Campaigns]):
     repeat = BlockingMethod(Campaigns.repeat)
     edit = BlockingMethod(Campaigns.edit)
     get = BlockingMethod(Campaigns.get)
+    forecast = BlockingMethod(Campaigns.forecast)
     list = BlockingMethod(Campaigns.list)
     start = BlockingMethod(Campaigns.start)
     pause = BlockingMethod(Campaigns.pause)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -28,7 +27,6 @@ DELIVERY_STATES = {
     "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
     "sending": "In progress", "remaining": "Not sent",
 }  # fmt: skip
-PACE_WINDOW_SECONDS = 10.0  # the pace is averaged over this time
 AUDIENCE_TTL_SECONDS = 300.0
 PROVIDER_LIMIT = "FCM limit: 600,000 a minute by default"
 routes = APIRouter(route_class=PageRoute)
@@ -149,8 +147,7 @@ async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
     total = max(audience_size, campaign.expected or 0)
 
     async def load() -> ChunkMap:
-        since = app.clock.now() - timedelta(seconds=PACE_WINDOW_SECONDS)
-        return await app.store.run(progress.build_chunk_map, campaign, total, since)
+        return await app.store.run(progress.build_chunk_map, campaign, total)
 
     chunk_map = await cache.cached("chunks", f"{tenant_id} {id_}", TILES_TTL_SECONDS, load)
     return chunk_map, audience_size
@@ -159,9 +156,8 @@ async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
 async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the progress of a campaign.
 
-    Recipients: `total`, `processed`, `remaining` (not sent to yet). `rate` is recipients per second, `eta` the time
-    until the end; None: not sending. `chunk_map` has the cells of the started chunks, `open_cells` is the number of
-    cells of chunks not started, `chunk_count` the number of all chunks.
+    Recipients: `total`, `processed`, `remaining` (not sent to yet). `chunk_map` has the cells of the started chunks,
+    `open_cells` is the number of cells of chunks not started, `chunk_count` the number of all chunks.
     """
     chunk_map, audience_size = await _load_chunks(view, record["id"])
     opened = record["opened"]
@@ -169,11 +165,9 @@ async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]
     total = opened
     if record["state"] not in ("completed", "partly_sent", "failed"):
         total = max(audience_size, opened, record["expected"] or 0)
-    rate = chunk_map.recently_ended / PACE_WINDOW_SECONDS if record["state"] == "running" else 0.0
     chunk_count = max(-(-total // record["chunkSize"]), sum(cell.chunks for cell in chunk_map.cells))
     return {
-        "total": total, "processed": processed, "remaining": max(0, total - opened), "rate": rate,
-        "eta": timedelta(seconds=round((total - processed) / rate)) if rate else None,
+        "total": total, "processed": processed, "remaining": max(0, total - opened),
         "rate_limit": format_rate_limit(record), "chunk_map": chunk_map, "chunk_count": chunk_count,
         "open_cells": max(0, -(-chunk_count // chunk_map.chunks_per_cell) - len(chunk_map.cells)),
     }  # fmt: skip
