@@ -239,6 +239,58 @@ async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve
         assert edited["filters"] == ""
 
 
+async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        for n, platform in enumerate(("ios", "ios", "android")):
+            await browser.web.post("/api/v1/devices", {"token": f"phone-{n:04}", "platform": platform})
+        await browser.get("/ui/segments")
+        assert "There is no segment" not in (await browser.get("/ui/new/segment")).text
+        row = {"field1": "platform", "op1": "is", "value1": "ios"}
+        answer = await browser.client.get("/ui/new/segment/count", params=row)
+        assert plain_text(answer.text).strip() == "2 devices"
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row)
+        assert (answer.status_code, "The segment has no name" in answer.text) == (422, True)
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")
+        assert answer.headers["location"] == "/ui/segments?did=saved", answer.text
+        assert (await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")).status_code == 409
+        assert "On iOS" in (await browser.get("/ui/segments")).text
+        assert "2" in plain_text((await browser.get("/ui/segments/On%20iOS/count")).text)
+        form = (await browser.get("/ui/segments/On%20iOS")).text
+        assert 'value="ios"' in form and '<option value="platform" selected>' in form
+        answer = await browser.submit("/ui/segments/On%20iOS", "/ui/segments/On%20iOS", **{**row, "op1": "not"})
+        stored = (await browser.web.get("/api/v1/segments/On iOS")).json()
+        assert (stored["filters"], stored["count"]) == ({"all": [{"not": {"platform": "ios"}}]}, 1)
+        composer = plain_text((await browser.client.get("/ui/new/campaign", params={"field1": "segment=On iOS"})).text)
+        assert "In segment On iOS" in composer
+        body = {"title": "Hello", "when": "at", "at": "2040-01-01T09:00", "timezone": "UTC", "field1": "segment=On iOS",
+                "op1": "not", "value1": ""}  # fmt: skip
+        answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **body)
+        created = await browser.web.get(f"/api/v1{answer.headers['location'].removeprefix('/ui').partition('?')[0]}")
+        assert created.json()["filters"] == {"all": [{"not": {"segment": "On iOS"}}]}
+        assert "uses the segment" in (await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")).text
+        await browser.web.post(f"/api/v1/campaigns/{created.json()['id']}/stop", {})
+        answer = await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")
+        assert answer.headers["location"] == "/ui/segments?did=segment-deleted"
+
+
+async def test_an_ended_campaign_is_archived_and_deleted(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        created = await browser.web.post("/api/v1/campaigns", {"title": "Hello", "sendAt": "2040-01-01T00:00:00Z"})
+        url = f"/ui/campaigns/{created.json()['id']}"
+        assert f"{url}/archive" not in (await browser.get(url)).text
+        await browser.web.post(f"/api/v1/campaigns/{created.json()['id']}/stop", {})
+        answer = await browser.submit(url, f"{url}/archive")
+        assert answer.headers["location"] == f"{url}?did=archived"
+        assert "Archived" in plain_text((await browser.get(url)).text)
+        assert url not in (await browser.get("/ui/campaigns")).text
+        assert url in (await browser.get("/ui/campaigns?state=archived")).text
+        await browser.submit(url, f"{url}/unarchive")
+        assert url in (await browser.get("/ui/campaigns")).text
+        answer = await browser.submit(url, f"{url}/delete")
+        assert answer.headers["location"] == "/ui/campaigns?did=deleted"
+        assert (await browser.get(url)).status_code == 404
+
+
 async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/campaign"

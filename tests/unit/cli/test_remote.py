@@ -467,8 +467,27 @@ def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:
     assert remote("campaign", "export", created["id"]).out.startswith("deviceId,userId,state,")
     assert remote("campaign", "export", created["id"], "--format", "ndjson").out == ""
     assert remote("campaign", "export", "no-such").code == 3
+    assert remote("campaign", "archive", created["id"]).code == 0
+    assert created["id"] not in remote("campaign", "list").out
+    assert created["id"] in remote("campaign", "list", "--archived").out
+    assert remote("campaign", "unarchive", created["id"]).code == 0
     assert remote("campaign", "test", created["id"]).code == 2
     assert remote("campaign", "status", "no-such").code == 3
+    assert remote("campaign", "delete", created["id"], "-y").code == 0
+    assert remote("campaign", "status", created["id"]).code == 3
+
+
+def test_segments_are_set_shown_and_deleted(remote: Cli) -> None:
+    assert remote("segment", "set", "gold, ios", "--filter", "platform=ios", "--filter", "tier=gold").code == 0
+    assert remote("segment", "set", "others", "--filter", 'not={"segment": "gold, ios"}').code == 0
+    assert remote("segment", "set", " gold", "--filter", "platform=ios").code == 2
+    assert "gold, ios" in remote("segment", "list").out
+    shown = as_json(remote("segment", "show", "gold, ios", "-o", "json"))
+    assert (shown["filters"], shown["count"]) == ({"platform": "ios", "attributes": {"tier": "gold"}}, 0)
+    assert remote("segment", "delete", "gold, ios", "-y").code == 5  # others uses it
+    assert remote("segment", "delete", "others", "-y").code == 0
+    assert remote("segment", "delete", "gold, ios", "-y").code == 0
+    assert remote("segment", "show", "gold, ios").code == 3
 
 
 def test_watching_a_campaign_survives_a_restart_of_the_server(

@@ -110,6 +110,9 @@ class MessageIn(RequestBody):
         Literal["live", "pinned"] | None,
         Field(description="Whether the message may change while it is being sent (live) or not (pinned)."),
     ] = None
+    notify: Annotated[
+        str | None, Field(max_length=200, description="Named target that receives start, pause, resumption and end.")
+    ] = None
     name: Name | None = None
     send_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
@@ -170,6 +173,7 @@ class CampaignOut(ResponseBody):
     actual_send_start: Instant | None
     actual_send_end: Instant | None
     pinned_at: Instant | None
+    archived_at: Instant | None
     revision: int
     forecast: Annotated[
         ForecastOut | None, Field(description="Only in GET /campaigns/{id}, and null unless it is running.")
@@ -241,7 +245,7 @@ def render_campaign(campaign: Campaign) -> dict[str, Any]:
         "updatedAt": format_utc(campaign.updated_at),
         "approvedBy": campaign.approved_by, "actualSendStart": format_utc(campaign.started_at),
         "actualSendEnd": format_utc(campaign.ended_at), "pinnedAt": format_utc(campaign.pinned_at),
-        "revision": campaign.revision, "forecast": None,
+        "archivedAt": format_utc(campaign.archived_at), "revision": campaign.revision, "forecast": None,
     }  # fmt: skip
 
 
@@ -292,7 +296,7 @@ async def _create_recurring(
         "createdAt": format_utc(schedule.created_at), "createdBy": schedule.created_by,
         "updatedAt": format_utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None,
         "actualSendEnd": None,
-        "pinnedAt": None, "revision": schedule.revision, "forecast": None,
+        "pinnedAt": None, "archivedAt": None, "revision": schedule.revision, "forecast": None,
     }, 201, {"Location": f"/api/v1/schedules/{schedule.id}"})  # fmt: skip
 
 
@@ -306,10 +310,13 @@ def _message_fields(body: RequestBody) -> dict[str, Any]:
 
 @routes.get("/campaigns", response_model=CampaignPage, **read_route())
 async def list_campaigns(
-    ctx: Context, limit: Limit = 50, cursor: Cursor = None, state: Annotated[CampaignStateName | None, Query()] = None
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None, state: Annotated[CampaignStateName | None, Query()] = None,
+    archived: Annotated[bool, Query(description="Only the archived campaigns, instead of the others.")] = False,
 ) -> Response:  # fmt: skip
     """List campaigns, newest first."""
-    page = await ctx.app.campaigns.list(state=state, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
+    page = await ctx.app.campaigns.list(
+        state=state, archived=archived, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor
+    )
     return page_response(page, [render_campaign(campaign) for campaign in page])
 
 
@@ -401,6 +408,30 @@ async def approve_campaign(id: Id, ctx: Context) -> Response:
     campaign = await ctx.app.campaigns.resume(
         id, by=ctx.caller.actor, tenant_id=ctx.tenant_id, connection=ctx.connection
     )
+    return campaign_response(ctx, campaign)
+
+
+@routes.post("/campaigns/{id}/archive", response_model=CampaignOut, **change_route("campaign.archive", Role.EDITOR))
+async def archive_campaign(id: Id, ctx: Context) -> Response:
+    """Hide a campaign that has ended from lists. It is kept as long as others."""
+    campaign = await ctx.app.campaigns.archive(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return campaign_response(ctx, campaign)
+
+
+@routes.post(
+    "/campaigns/{id}/unarchive", response_model=CampaignOut, **change_route("campaign.unarchive", Role.EDITOR)
+)  # fmt: skip
+async def unarchive_campaign(id: Id, ctx: Context) -> Response:
+    """Show an archived campaign in lists again."""
+    campaign = await ctx.app.campaigns.archive(id, False, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return campaign_response(ctx, campaign)
+
+
+@routes.delete("/campaigns/{id}", response_model=CampaignOut, **change_route("campaign.delete", Role.EDITOR))
+async def delete_campaign(id: Id, ctx: Context) -> Response:
+    """Delete a campaign that is not being sent, with its results, and return it. Its history is kept."""
+    await _record_before(ctx, id)
+    campaign = await ctx.app.campaigns.delete(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return campaign_response(ctx, campaign)
 
 

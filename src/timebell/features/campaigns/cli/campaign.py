@@ -61,20 +61,21 @@ def create(
     }  # fmt: skip
     fields |= {field: value for field, value in flags.items() if value is not None}
     if filters:
-        fields["filters"] = {**fields.get("filters", {}), **_parse_filters(parse_pairs(filters, "--filter") or {})}
+        fields["filters"] = {**fields.get("filters", {}), **parse_filters(parse_pairs(filters, "--filter") or {})}
     _print_campaign(remote.request("POST", "/campaigns", fields), remote.settings.output)
 
 
 @campaign.command("list")
 @click.option("--state", metavar="STATE", help="pending, running, paused, ...")
+@click.option("--archived", is_flag=True, help="Only archived campaigns, instead of the others.")
 @click.option("--limit", type=int, default=50, show_default=True, metavar="N")
 @output_option
-def list_(state: str | None, limit: int, output: str | None) -> None:
+def list_(state: str | None, archived: bool, limit: int, output: str | None) -> None:
     """List campaigns, newest first."""
     from timebell.cli.inputs import print_list
 
     remote = server_client(output)
-    rows = remote.list_items("/campaigns", {"state": state}, limit)
+    rows = remote.list_items("/campaigns", {"state": state, "archived": archived}, limit)
     print_list(rows, remote.settings.output, ("ID", "NAME", "STATE", "SEND AT", "SENT"), lambda row: (
         row["id"], row["name"] or "-", row["state"], row["sendAt"], f"{row['totalSent']:,}",
     ))  # fmt: skip
@@ -214,6 +215,36 @@ def stop(id: str, reason: str | None, yes: bool, output: str | None) -> None:
 
 @campaign.command()
 @campaign_id_argument
+@output_option
+def archive(id: str, output: str | None) -> None:
+    """Hide a campaign that has ended from lists."""
+    _post_action(id, "archive", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@output_option
+def unarchive(id: str, output: str | None) -> None:
+    """Show an archived campaign in lists again."""
+    _post_action(id, "unarchive", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@yes_option
+def delete(id: str, yes: bool) -> None:
+    """Delete a campaign that is not being sent, and its results."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
+
+    if not confirm(f"Delete campaign {id} and its results?", yes=yes):
+        raise click.exceptions.Exit(FAILED)
+    server_client(None).request("DELETE", f"/campaigns/{id}")
+    print_message(f"Deleted campaign {id}.")
+
+
+@campaign.command()
+@campaign_id_argument
 @click.option("--unknown", is_flag=True, help="Also retry recipients with an unknown outcome.")
 @output_option
 def retry(id: str, unknown: bool, output: str | None) -> None:
@@ -239,7 +270,7 @@ def _post_action(id_: str, action: str, body: Any, output: Any) -> None:
     _print_campaign(remote.request("POST", f"/campaigns/{id_}/{action}", body), remote.settings.output)
 
 
-def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
+def parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
     """Convert `--filter` flags: digits, true/false and JSON are typed; an unknown name is a device attribute."""
     from timebell.features.campaigns.model.filters import FILTER_NAMES
     from timebell.model.payload import read_json

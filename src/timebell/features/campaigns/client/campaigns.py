@@ -134,10 +134,10 @@ class Campaigns:
         return found
 
     async def list(
-        self, *, state: str | None = None, tenant_id: str = "default", limit: int = 50, cursor: str | None = None,
-        connection: Any = None,
+        self, *, state: str | None = None, archived: bool = False, tenant_id: str = "default", limit: int = 50,
+        cursor: str | None = None, connection: Any = None,
     ) -> Page[Campaign]:  # fmt: skip
-        """Return a page of campaigns, newest first. Raises InvalidInput."""
+        """Return a page of campaigns, newest first: the archived ones, or the others. Raises InvalidInput."""
         before = page.validate_paging(limit, cursor)
         campaign_page: Page[Campaign] = await self._run(
             connection,
@@ -146,6 +146,7 @@ class Campaigns:
             limit,
             before,
             None if state is None else _parse_state(state),
+            archived,
         )
         return campaign_page
 
@@ -184,6 +185,18 @@ class Campaigns:
         return await self._run_on_campaign(
             connection, campaigns.stop_campaign, tenant_id, id, reason, self._clock.now()
         )
+
+    async def archive(
+        self, id: str, archived: bool = True, *, tenant_id: str = "default", connection: Any = None
+    ) -> Campaign:  # fmt: skip
+        """Hide an ended campaign from lists, or show it again. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
+        return await self._run_on_campaign(
+            connection, campaigns.archive_campaign, tenant_id, id, archived, self._clock.now()
+        )
+
+    async def delete(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Campaign:
+        """Delete a campaign that is not being sent, and its results. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
+        return await self._run_on_campaign(connection, campaigns.delete_campaign, tenant_id, id, self._clock.now())
 
     async def retry(
         self, id: str, *, unknown: bool = False, tenant_id: str = "default", connection: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from timebell.features.campaigns.client.audiences import Audiences
 from timebell.features.campaigns.client.campaigns import Campaigns
 from timebell.features.campaigns.client.devices import Devices
+from timebell.features.campaigns.client.segments import Segments
 from timebell.sync import BlockingMethod, BlockingNamespace
 
 
@@ -21,6 +22,8 @@ class BlockingCampaigns(BlockingNamespace[Campaigns]):
     pause = BlockingMethod(Campaigns.pause)
     resume = BlockingMethod(Campaigns.resume)
     stop = BlockingMethod(Campaigns.stop)
+    archive = BlockingMethod(Campaigns.archive)
+    delete = BlockingMethod(Campaigns.delete)
     retry = BlockingMethod(Campaigns.retry)
     test = BlockingMethod(Campaigns.test)
     preview = BlockingMethod(Campaigns.preview)
@@ -51,3 +54,13 @@ class BlockingDevices(BlockingNamespace[Devices]):
     delete_tokens = BlockingMethod(Devices.delete_tokens)
     list = BlockingMethod(Devices.list)
     count = BlockingMethod(Devices.count)
+
+
+class BlockingSegments(BlockingNamespace[Segments]):
+    """`app.sync.segments`."""
+
+    put = BlockingMethod(Segments.put)
+    get = BlockingMethod(Segments.get)
+    count = BlockingMethod(Segments.count)
+    list = BlockingMethod(Segments.list)
+    delete = BlockingMethod(Segments.delete)

@@ -103,10 +103,11 @@ class CampaignTarget:
         campaign = await self._store.run(campaigns.find_campaign, delivery.tenant_id, delivery.payload["campaignId"])
         if campaign is None or campaign.started_at is not None or campaign.pinned_at is not None:
             return None
-        if not campaign.plan.filters.audiences or campaign.state not in ("pending", "running"):
+        audiences = await self._store.run(campaigns.find_audiences, campaign)
+        if not audiences or campaign.state not in ("pending", "running"):
             return None
         pin_campaign_id = campaign.id if campaign.plan.audience_pinned else None
-        outcome = await self._refresh_audiences(delivery.tenant_id, campaign.plan.filters.audiences, pin_campaign_id)
+        outcome = await self._refresh_audiences(delivery.tenant_id, audiences, pin_campaign_id)
         return None if outcome.delivered else outcome
 
     async def _create_for_occurrence(self, delivery: Delivery) -> Outcome:
@@ -117,7 +118,7 @@ class CampaignTarget:
                 CampaignPlan.from_json(delivery.payload["campaign"]), name=delivery.schedule_name,
                 schedule_id=delivery.schedule_id, at=delivery.scheduled_at, timezone=delivery.timezone, now=self._now(),
             )  # fmt: skip
-        except InvalidInput as error:
+        except (InvalidInput, NotFound) as error:
             return Outcome.failed(error.code, error.message, retryable=False)
         return Outcome.ok({"campaignId": delivery.job_id, "created": created})
 

@@ -35,7 +35,7 @@ _CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl", "translations", "ap
 OPTION_NAMES = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", *APPEARANCE_OPTIONS,
+    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", "notify", *APPEARANCE_OPTIONS,
 )  # fmt: skip
 
 
@@ -83,6 +83,8 @@ class CampaignPlan:
     """Title and body by language tag, for recipients with that language."""
     appearance: Mapping[str, Any] = field(default_factory=dict)
     """Options of push/appearance.py, which checks them."""
+    notify: str | None = None
+    """The named target that receives the start, pauses, resumptions and the end."""
     content_live: bool = False
     """The message may be edited during sending; chunks already sent keep the old message."""
 
@@ -113,6 +115,7 @@ class CampaignPlan:
             max_error_rate=0.25 if (rate := _fraction(values, "maxErrorRate", 1.0)) is None else rate,
             translations=_translations(values),
             appearance={name: values[name] for name in APPEARANCE_OPTIONS if name in values},
+            notify=_text(values, "notify"),
             content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
         )  # fmt: skip
         personalization.check_placeholders(plan.texts)
@@ -145,7 +148,8 @@ class CampaignPlan:
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
             "audienceFormat": "pinned" if self.audience_pinned else None,
             "contentType": "live" if self.content_live else None,
-            "maxErrorRate": self.max_error_rate, "translations": self.translations or None, **self.appearance,
+            "notify": self.notify, "maxErrorRate": self.max_error_rate,
+            "translations": self.translations or None, **self.appearance,
         }  # fmt: skip
         return {name: value for name, value in options.items() if value is not None}
 
@@ -334,6 +338,18 @@ class Campaign:
     """True once every recipient is in an opened chunk or excluded, and `excluded` is exact."""
     possible_duplicates: int = 0
     health: Health = field(default_factory=Health)
+    archived_at: datetime | None = None
+    deleted_at: datetime | None = None
+    stored_phase: str | None = field(default=None, compare=False)
+    """The phase in the database; None for a new campaign."""
+
+    @property
+    def phase(self) -> str:
+        """The part of its life that a campaign is in: pending, running, paused or ended."""
+        if self.state in (CampaignState.PENDING, CampaignState.PAUSED):
+            return self.state.value
+        is_ended = self.state is not CampaignState.RUNNING and not self.open_chunks
+        return "ended" if is_ended else "running"
 
     @property
     def filters(self) -> Filters:

@@ -34,9 +34,13 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/campaigns")
 async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Response:
-    """List campaigns, newest first."""
-    page = await view.get("/campaigns", limit=50, cursor=cursor, state=state)
-    return view.render("campaigns", page=page, state=state, states=STATE_LABELS, state_label=state_label)
+    """List campaigns, newest first; `state=archived` lists the archived ones."""
+    is_archived = state == "archived"
+    page = await view.get(
+        "/campaigns", limit=50, cursor=cursor, **({"archived": "true"} if is_archived else {"state": state})
+    )
+    states = {**STATE_LABELS, "archived": ("skip", "Archived")}
+    return view.render("campaigns", page=page, state=state, states=states, state_label=state_label)
 
 
 @routes.get("/ui/campaigns/{id}")
@@ -101,13 +105,16 @@ async def send_test(id: str, view: CurrentView) -> Response:
 
 DONE_MESSAGES = {
     "start": "started", "pause": "pausing", "resume": "sending", "approve": "approved", "stop": "stopping",
-    "retry": "retrying",
+    "retry": "retrying", "archive": "archived", "unarchive": "unarchived",
 }  # fmt: skip
 
 
 @routes.post("/ui/campaigns/{id}/{verb}")
 async def perform_action(id: str, verb: str, view: CurrentView) -> Response:
-    """Start, pause, resume, approve or stop a campaign, or (`retry`) send to the recipients not reached."""
+    """Start, pause, resume, approve, stop, archive or delete a campaign, or (`retry`) send to those not reached."""
+    if verb == "delete":
+        await view.change("DELETE", f"/campaigns/{quote_segment(id)}")
+        return view.redirect("/ui/campaigns", "deleted")
     reason = view.form.get("reason", "").strip()
     body: dict[str, Any] | None = None
     if verb in ("pause", "stop"):

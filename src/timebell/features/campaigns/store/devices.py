@@ -21,6 +21,7 @@ from timebell.features.campaigns.store.filters import (
     device_conditions,
     is_chosen_device,
 )
+from timebell.features.campaigns.store.segments import expand_segments
 from timebell.features.campaigns.store.tables import devices, notifications
 from timebell.ids import new_ids
 from timebell.model.page import Page
@@ -166,7 +167,7 @@ def list_devices(
 
 def count_audience(tx: Transaction, tenant_id: str, filters: Filters, at: datetime) -> dict[str | None, int]:
     """Return the number of devices by time zone for filters of a user. Raises InvalidInput (INVALID_FILTER)."""
-    check_attribute_types(tx, tenant_id, filters)
+    check_attribute_types(tx, tenant_id, expand_segments(tx, tenant_id, filters))
     return count_by_timezone(tx, tenant_id, filters, at)
 
 

@@ -110,6 +110,9 @@ campaigns = Table(
     Column("health", Text),
     # When the recipients of a pinned campaign were fixed, as members of an audience `@id`.
     Column("pinned_at", Instant),
+    # Hidden from lists; deleted by a user, until retention removes it with its chunks and deliveries.
+    Column("archived_at", Instant),
+    Column("deleted_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
     # Campaigns that have not ended, for the metrics.
     Index(
@@ -177,6 +180,19 @@ notifications = Table(
     Column("device_id", String(36), primary_key=True),
     Column("accepted_at", Instant, nullable=False),
     Index("timebell_notifications_accepted_at", "accepted_at"),
+)
+
+# Filters with a name.
+segments = Table(
+    "timebell_segments",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    # JSON, see features/campaigns/model/filters.py.
+    Column("filters", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
 )
 
 # Audiences read from customers' own databases.
