@@ -58,7 +58,7 @@ LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
 PHONES = b'{"token": "phone-of-one"}\n'
 AUDIENCE = {"url": "sqlite:///:memory:", "query": "SELECT 1 AS id, 'phone-of-one' AS token", "key": "id"}
-PUSH = ("/devices", "/audiences", "/segments", "/campaigns")
+PUSH = ("/devices", "/audiences", "/segments", "/campaigns", "/opens")
 TRIGGERS = ("/sources", "/hooks", "/triggers")
 MATCH = {"if_match": "*"}
 HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
@@ -220,6 +220,8 @@ CALLS: dict[str, Call] = {
     "testCampaign": Call("/campaigns/{campaign}/test", {"tokens": ["phone-of-a-tester"]}, 202, object=True),
     "previewCampaign": Call("/campaigns/{campaign}/preview", object=True),
     "getCampaignTimetable": Call("/campaigns/{campaign}/timetable", object=True),
+    "getCampaignResults": Call("/campaigns/{campaign}/results", object=True),
+    "reportOpen": Call("/opens", {"campaignId": "{campaign}", "token": "phone-of-one"}, object=True),
     "listDeliveries": Call("/campaigns/{campaign}/deliveries", object=True),
     "exportDeliveries": Call("/campaigns/{campaign}/deliveries/export?format=ndjson", object=True),
     "listRemainingRecipients": Call("/campaigns/{campaign}/remaining", object=True),

@@ -273,6 +273,28 @@ async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve
         assert answer.headers["location"] == "/ui/segments?did=segment-deleted"
 
 
+async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        await browser.web.post("/api/v1/devices", {"token": "phone-0001"})
+        fields = {"title": "Hello", "when": "at", "at": "2040-01-01T09:00", "timezone": "UTC", "titleB": "Hi",
+                  "shareB": "30", "holdOut": "10", "trackOpens": "1"}  # fmt: skip
+        preview = plain_text((await browser.client.get("/ui/new/campaign/preview", params=fields)).text)
+        assert "Hello Variant A" in preview and "Hi Variant B" in preview
+        answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **fields)
+        url = answer.headers["location"].split("?")[0]
+        campaign = (await browser.web.get(url.replace("/ui", "/api/v1"))).json()
+        assert campaign["variants"] == [{"name": "A", "share": 0.7}, {"name": "B", "share": 0.3, "title": "Hi"}]
+        assert (campaign["holdOut"], campaign["trackOpens"]) == (0.1, True)
+        edited = form_values((await browser.get(f"{url}/edit")).text)
+        assert {name: edited[name] for name in ("titleB", "shareB", "holdOut", "trackOpens", "variants")} == {
+            "titleB": "Hi", "shareB": "30", "holdOut": "10", "trackOpens": "1", "variants": "",
+        }  # fmt: skip
+        refused = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **{**fields, "shareB": "100"})
+        assert "it must be a fraction such as 0.5" in plain_text(refused.text)
+        assert "Variant B" in plain_text((await browser.get(url)).text)
+        assert "Opened" in plain_text((await browser.get(f"{url}/results")).text)
+
+
 async def test_an_ended_campaign_is_archived_and_deleted(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         created = await browser.web.post("/api/v1/campaigns", {"title": "Hello", "sendAt": "2040-01-01T00:00:00Z"})

@@ -42,7 +42,7 @@ from timebell.tenancy.roles import Role
 routes = APIRouter(route_class=ApiRoute, tags=["campaigns"])
 RECURRENCE_FIELDS = ("cronExpression", "interval", "rrule", "dates")
 CampaignStateName = Literal["pending", "running", "paused", "stopped", "completed", "partly_sent", "failed"]
-DeliveryState = Literal["sending", "accepted", "refused", "unknown", "unsent"]
+DeliveryState = Literal["sending", "accepted", "refused", "unknown", "unsent", "held"]
 
 
 class MessageIn(RequestBody):
@@ -110,6 +110,14 @@ class MessageIn(RequestBody):
         Literal["live", "pinned"] | None,
         Field(description="Whether the message may change while it is being sent (live) or not (pinned)."),
     ] = None
+    variants: Annotated[
+        list[dict[str, Json]] | None,
+        Field(description='Variants by share of the recipients: [{"name": "A"}, {"name": "B", "title": "..."}].'),
+    ] = None
+    hold_out: Annotated[
+        float | None, Field(ge=0, le=0.9, description="Share of the recipients that get no message, for comparison.")
+    ] = None
+    track_opens: Annotated[bool | None, Field(description="Send campaignId to the app, for POST /opens.")] = None
     notify: Annotated[
         str | None, Field(max_length=200, description="Named target that receives start, pause, resumption and end.")
     ] = None
@@ -205,12 +213,34 @@ class CampaignRetryIn(RequestBody):
 class CampaignTestIn(RequestBody):
     tokens: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=100, default_factory=list)]
     user_ids: Annotated[list[Name], Field(max_length=100, default_factory=list)]
+    variant: Annotated[str | None, Field(max_length=20)] = None
 
 
 class TestJob(ResponseBody):
     """Job that sends the message to the test devices."""
 
     job_id: str
+
+
+class VariantResultOut(ResponseBody):
+    """Numbers of recipients of a variant; null: of messages without variants.
+
+    `held` recipients got no message, for comparison. `openRate` is the share of the accepted messages that were opened.
+    """
+
+    variant: str | None
+    sending: int
+    accepted: int
+    refused: int
+    unknown: int
+    unsent: int
+    held: int
+    opened: int
+    open_rate: float | None
+
+
+class CampaignResults(ResponseBody):
+    items: list[VariantResultOut]
 
 
 class MessagePreview(ResponseBody):
@@ -466,19 +496,33 @@ async def retry_campaign(id: Id, ctx: Context, body: CampaignRetryIn | None = No
 async def test_campaign(id: Id, body: CampaignTestIn, ctx: Context) -> Response:
     """Send the message to the given test devices now. Test messages are not counted."""
     job = await ctx.app.campaigns.test(
-        id, tokens=body.tokens, user_ids=body.user_ids, tenant_id=ctx.tenant_id, connection=ctx.connection
-    )
+        id, tokens=body.tokens, user_ids=body.user_ids, variant=body.variant, tenant_id=ctx.tenant_id,
+        connection=ctx.connection,
+    )  # fmt: skip
     ctx.subject = id
     return json_response({"jobId": job.id}, 202, {"Location": f"/api/v1/jobs/{job.id}"})
 
 
 @routes.get("/campaigns/{id}/preview", response_model=MessagePreview, **read_route())
 async def preview_campaign(
-    id: Id, ctx: Context, user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None
+    id: Id, ctx: Context, user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None,
+    variant: Annotated[str | None, Query(max_length=20)] = None,
 ) -> Response:  # fmt: skip
     """Return the exact FCM request for the first device of a user, or for an example whose placeholders are empty."""
-    request = await ctx.app.campaigns.preview(id, user_id=user_id, tenant_id=ctx.tenant_id)
+    request = await ctx.app.campaigns.preview(id, user_id=user_id, variant=variant, tenant_id=ctx.tenant_id)
     return json_response({"request": request})
+
+
+@routes.get("/campaigns/{id}/results", response_model=CampaignResults, **read_route())
+async def get_campaign_results(id: Id, ctx: Context) -> Response:
+    """Return the results of each variant, with the opens that apps reported."""
+    results = await ctx.app.campaigns.results(id, tenant_id=ctx.tenant_id)
+    return json_response({"items": [
+        {"variant": each.variant, "sending": each.sending, "accepted": each.accepted, "refused": each.refused,
+         "unknown": each.unknown, "unsent": each.unsent, "held": each.held, "opened": each.opened,
+         "openRate": each.open_rate}
+        for each in results
+    ]})  # fmt: skip
 
 
 @routes.get("/campaigns/{id}/timetable", response_model=TimetableOut, **read_route())

@@ -20,8 +20,9 @@ from timebell.features.campaigns.model.campaign import Throttle as _Throttle
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.model.forecast import Forecast
-from timebell.features.campaigns.store import campaigns, devices, progress
+from timebell.features.campaigns.store import campaigns, devices, progress, results
 from timebell.features.campaigns.store.campaigns import no_such_campaign
+from timebell.features.campaigns.store.results import VariantResult
 from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.job import NewJob
@@ -214,14 +215,15 @@ class Campaigns:
         )
 
     async def test(
-        self, id: str, *, tokens: Sequence[str] = (), user_ids: Sequence[str] = (), tenant_id: str = "default",
-        connection: Any = None,
+        self, id: str, *, tokens: Sequence[str] = (), user_ids: Sequence[str] = (), variant: str | None = None,
+        tenant_id: str = "default", connection: Any = None,
     ) -> NewJob:  # fmt: skip
-        """Send the message now only to these tokens and users, in a separate job that no counter includes.
+        """Send the message, or one of its variants, now only to these tokens and users, in a separate job.
 
-        Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
+        No counter includes it.         Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        _check_variant(campaign, variant)
         test_tokens = [*tokens]
         for user_id in user_ids:
             user_devices = await self._run(connection, devices.list_user_devices, tenant_id, user_id)
@@ -231,8 +233,9 @@ class Campaigns:
                 f"The test has {len(test_tokens)} devices.", code="TEST_DEVICES_MISSING",
                 fix=f"Specify tokens, or userIds with registered devices: 1 to {MAX_TEST_DEVICES} devices in total.",
             )  # fmt: skip
-        plan = campaign.plan.personalize({"campaignId": campaign.id}) if campaign.plan.is_personal else campaign.plan
-        test_content = content.build_content(plan, f"test-{campaign.id}")
+        plan = campaign.plan.for_variant(variant)
+        plan = plan.personalize({"campaignId": campaign.id}) if campaign.plan.is_personal else plan
+        test_content = content.build_content(plan, f"test-{campaign.id}", campaign.id)
         target = {
             "kind": "push", "tokens": test_tokens, "title": test_content.title, "body": test_content.body,
             "data": dict(test_content.data), "ttl": test_content.ttl, "collapseKey": test_content.collapse_key,
@@ -245,20 +248,38 @@ class Campaigns:
         return job
 
     async def preview(
-        self, id: str, *, user_id: str | None = None, tenant_id: str = "default", connection: Any = None
-    ) -> dict[str, Any]:
+        self, id: str, *, user_id: str | None = None, variant: str | None = None, tenant_id: str = "default",
+        connection: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the exact request that is sent to FCM for the first device of a user, or for an example.
+
+        In the specified variant, otherwise in that of the user.
 
         The placeholders of the example have their fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        _check_variant(campaign, variant)
         device = None
         if user_id is not None:
             found = await self._run(connection, devices.list_user_devices, tenant_id, user_id, 1)
             if not found:
                 raise device_not_found(f"of user {user_id}")
             device = found[0]
-        return content.preview_request(campaign, self._clock.now(), device)
+        return content.preview_request(campaign, self._clock.now(), device, variant)
+
+    async def results(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Sequence[VariantResult]:
+        """Return the results of each variant, and of the recipients without one. Raises NotFound."""
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        found: Sequence[VariantResult] = await self._run(connection, results.count_results, campaign)
+        return found
+
+    async def report_open(
+        self, id: str, token: str, *, tenant_id: str = "default", connection: Any = None
+    ) -> bool:  # fmt: skip
+        """Record that the device with a token opened the message; False if it did not get it. Raises NotFound."""
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        is_recipient: bool = await self._run(connection, results.record_open, campaign, token, self._clock.now())
+        return is_recipient
 
     async def timetable(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Timetable:
         """Return when each time zone is sent to, for the devices registered now. Raises NotFound."""
@@ -354,6 +375,15 @@ def _parse_message(message: Mapping[str, Any]) -> CampaignPlan:
     plan = CampaignPlan.from_json(message)
     content.check_message(plan)
     return plan
+
+
+def _check_variant(campaign: Campaign, name: str | None) -> None:
+    names = [variant.name for variant in campaign.plan.experiment.variants]
+    if name is not None and name not in names:
+        raise InvalidInput(
+            f"The campaign has no variant {name!r:.40}.", code="UNKNOWN_VARIANT",
+            fix=f"It has: {', '.join(names) or 'none'}.",
+        )  # fmt: skip
 
 
 def _parse_state(word: str) -> CampaignState:

@@ -27,6 +27,8 @@ class BlockingCampaigns(BlockingNamespace[Campaigns]):
     retry = BlockingMethod(Campaigns.retry)
     test = BlockingMethod(Campaigns.test)
     preview = BlockingMethod(Campaigns.preview)
+    results = BlockingMethod(Campaigns.results)
+    report_open = BlockingMethod(Campaigns.report_open)
     timetable = BlockingMethod(Campaigns.timetable)
     deliveries = BlockingMethod(Campaigns.deliveries)
     remaining = BlockingMethod(Campaigns.remaining)

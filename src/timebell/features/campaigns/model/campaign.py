@@ -199,6 +199,8 @@ class ExclusionReason(StrEnum):
     """Has got as many messages as the frequency cap allows."""
     OTHER_DEVICE = "otherDevice"
     """Another device of the same user was chosen."""
+    HOLD_OUT = "holdOut"
+    """Chosen to get no message, for comparison."""
     QUIET = "quiet"
     """Due during quiet hours whose policy is `skip`."""
     EXPIRED = "expired"

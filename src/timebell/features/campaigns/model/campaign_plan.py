@@ -17,6 +17,7 @@ from timebell.features.campaigns.model.campaign import (
     QuietHoursPolicy,
     RecipientCounts,
 )
+from timebell.features.campaigns.model.experiment import Experiment, parse_experiment
 from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.model.health import Health
 from timebell.model import mapping
@@ -35,7 +36,8 @@ _CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl", "translations", "ap
 OPTION_NAMES = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", "notify", *APPEARANCE_OPTIONS,
+    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", "notify", "variants", "holdOut",
+    "trackOpens", *APPEARANCE_OPTIONS,
 )  # fmt: skip
 
 
@@ -83,6 +85,9 @@ class CampaignPlan:
     """Title and body by language tag, for recipients with that language."""
     appearance: Mapping[str, Any] = field(default_factory=dict)
     """Options of push/appearance.py, which checks them."""
+    experiment: Experiment = field(default_factory=Experiment)
+    track_opens: bool = False
+    """Send the id of the campaign to the app, so that it can report that the message was opened."""
     notify: str | None = None
     """The named target that receives the start, pauses, resumptions and the end."""
     content_live: bool = False
@@ -115,10 +120,10 @@ class CampaignPlan:
             max_error_rate=0.25 if (rate := _fraction(values, "maxErrorRate", 1.0)) is None else rate,
             translations=_translations(values),
             appearance={name: values[name] for name in APPEARANCE_OPTIONS if name in values},
-            notify=_text(values, "notify"),
+            experiment=_experiment(values), track_opens=_flag(values, "trackOpens"), notify=_text(values, "notify"),
             content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
         )  # fmt: skip
-        personalization.check_placeholders(plan.texts)
+        personalization.check_placeholders([*plan.texts, *plan.variant_texts])
         if plan.notification_id is not None:
             mapping.check_template({"notificationId": plan.notification_id}, NOTIFICATION_ID_ROOTS)
         if plan.marketing and not plan.filters.marketing_on:
@@ -148,6 +153,8 @@ class CampaignPlan:
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
             "audienceFormat": "pinned" if self.audience_pinned else None,
             "contentType": "live" if self.content_live else None,
+            "variants": [variant.to_json() for variant in self.experiment.variants] or None,
+            "holdOut": self.experiment.hold_out or None, "trackOpens": self.track_opens or None,
             "notify": self.notify, "maxErrorRate": self.max_error_rate,
             "translations": self.translations or None, **self.appearance,
         }  # fmt: skip
@@ -164,8 +171,27 @@ class CampaignPlan:
 
     @property
     def is_personal(self) -> bool:
-        """True if recipients get different texts."""
-        return bool(self.translations) or personalization.has_placeholders(self.texts)
+        """True if texts depend on values of the recipient."""
+        has_languages = any("translations" in texts for texts in self.variant_texts)
+        return (
+            bool(self.translations)
+            or has_languages
+            or personalization.has_placeholders([*self.texts, *self.variant_texts])
+        )
+
+    @property
+    def variant_texts(self) -> list[Any]:
+        """The texts of the variants."""
+        return [dict(variant.texts) for variant in self.experiment.variants]
+
+    def for_variant(self, name: str | None) -> CampaignPlan:
+        """Return the plan with the texts of a variant; None: unchanged."""
+        for variant in self.experiment.variants:
+            if variant.name == name:
+                texts = dict(variant.texts)
+                image = {"image": texts.pop("image")} if "image" in texts else {}
+                return replace(self, appearance={**self.appearance, **image}, **texts)
+        return self
 
     def personalize(self, values: Mapping[str, Any]) -> CampaignPlan:
         """Return the plan with the texts of one recipient; `values` are those of the placeholders."""
@@ -352,6 +378,11 @@ class Campaign:
         return "ended" if is_ended else "running"
 
     @property
+    def experiment_seed(self) -> str:
+        """The seed of the choice of variants: the same for all occurrences of a recurring campaign."""
+        return self.schedule_id or self.id
+
+    @property
     def filters(self) -> Filters:
         """The plan's filters; once the audience is pinned, its pinned recipients that still consent."""
         planned = self.plan.filters
@@ -504,6 +535,16 @@ def _translations(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         for name in texts:
             _text(texts, name)
     return {str(language): dict(texts) for language, texts in value.items()}
+
+
+def _experiment(options: Mapping[str, Any]) -> Experiment:
+    experiment = parse_experiment(options.get("variants"), options.get("holdOut"))
+    for variant in experiment.variants:
+        for name in ("title", "body", "image"):
+            _text(variant.texts, name)
+        _object(variant.texts, "data")
+        _translations(variant.texts)
+    return experiment
 
 
 def _canary(options: Mapping[str, Any]) -> Canary | None:

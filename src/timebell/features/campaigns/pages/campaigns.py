@@ -25,7 +25,7 @@ STATE_LABELS = {
 GATE_REASONS = ("approval", "ceiling", "change", "canary")
 DELIVERY_STATES = {
     "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
-    "sending": "In progress", "remaining": "Not sent",
+    "sending": "In progress", "remaining": "Not sent", "held": "Held out",
 }  # fmt: skip
 AUDIENCE_TTL_SECONDS = 300.0
 PROVIDER_LIMIT = "FCM limit: 600,000 a minute by default"
@@ -63,6 +63,14 @@ async def timetable(id: str, view: CurrentView) -> Response:
     record = await view.get(f"/campaigns/{quote_segment(id)}")
     plan = await view.get(f"/campaigns/{quote_segment(id)}/timetable")
     return view.render("campaign_timetable", campaign=record, timetable=plan)
+
+
+@routes.get("/ui/campaigns/{id}/results")
+async def results(id: str, view: CurrentView) -> Response:
+    """Show the results of each variant. A separate request, because it counts all recipients."""
+    record = await view.get(f"/campaigns/{quote_segment(id)}")
+    rows = (await view.get(f"/campaigns/{quote_segment(id)}/results"))["items"]
+    return view.render("campaign_results", campaign=record, results=rows)
 
 
 @routes.get("/ui/campaigns/{id}/people")
@@ -169,6 +177,7 @@ async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]
     chunk_map, audience_size = await _load_chunks(view, record["id"])
     opened = record["opened"]
     processed = opened - record["counts"].get("pending", 0)
+    audience_size = round(audience_size * (1 - record.get("holdOut", 0)))
     total = opened
     if record["state"] not in ("completed", "partly_sent", "failed"):
         total = max(audience_size, opened, record["expected"] or 0)

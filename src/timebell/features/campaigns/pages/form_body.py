@@ -20,10 +20,10 @@ TEXT_FIELDS = (
     "analyticsLabel",
 )  # fmt: skip
 NUMBER_FIELDS = ("ttl", "badge", "chunkSize", "maxRecipients", "approveAbove")
-JSON_FIELDS = ("data", "filters", "android", "apns", "webpush")
+JSON_FIELDS = ("data", "filters", "variants", "android", "apns", "webpush")
 EDITABLE_FIELDS = (
     *TEXT_FIELDS, *NUMBER_FIELDS, *JSON_FIELDS, "marketing", "translations", "actions", "chunkDelayMs", "quietHours",
-    "canary", "localTime",
+    "canary", "localTime", "holdOut", "trackOpens",
 )  # fmt: skip
 """Fields of a campaign that the form sets; an empty one resets the field of an edited campaign."""
 MAX_ROWS = 50
@@ -51,6 +51,7 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
         body["filters"] = {**filters, **required}
     if form.get("marketing"):
         body["marketing"] = True
+    body |= _parse_experiment(form)
     if delay := form.get("chunkDelayMs", "").strip():
         body["chunkDelayMs"] = delay if delay == "adaptive" else parse_number("chunkDelayMs", delay)
     if quiet := text_fields(form, "quietStart", "quietEnd"):
@@ -96,6 +97,28 @@ def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return translations
 
 
+def _parse_experiment(form: Mapping[str, str]) -> dict[str, Any]:
+    variants, share = _parse_variants(form), parse_number("holdOut", form.get("holdOut", ""))
+    options = {
+        "variants": variants or None, "holdOut": None if share is None else share / 100,
+        "trackOpens": bool(form.get("trackOpens")) or None,
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _parse_variants(form: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the two variants of the form: the message as it is, and with the texts of variant B."""
+    texts = text_fields(form, "titleB", "bodyB", "imageB")
+    if not texts:
+        return []
+    share = parse_number("shareB", form.get("shareB", ""))
+    share = 0.5 if share is None else share / 100
+    return [
+        {"name": "A", "share": round(1 - share, 6)},
+        {"name": "B", "share": share, **{name.removesuffix("B"): text for name, text in texts.items()}},
+    ]
+
+
 def _parse_actions(form: Mapping[str, str]) -> list[dict[str, str]]:
     rows = [text_fields(form, f"action{n}", f"actionTitle{n}") for n in range(1, ACTION_ROWS + 1)]
     return [
@@ -133,6 +156,11 @@ def to_form(record: Mapping[str, Any]) -> dict[str, str]:
     form |= {
         name: json.dumps(documents[name], ensure_ascii=False, indent=2) for name in JSON_FIELDS if documents.get(name)
     }
+    form |= _variant_fields(form, record.get("variants", []))
+    if record.get("holdOut"):
+        form["holdOut"] = format_value(round(100 * record["holdOut"], 4))
+    if record.get("trackOpens"):
+        form["trackOpens"] = "1"
     form |= {"when": "at", "at": _format_local(record["sendAt"], record["timezone"])}
     if record.get("localTime"):
         form |= {"when": "local", "at": record["localTime"].removesuffix(":00")}
@@ -147,6 +175,18 @@ def to_form(record: Mapping[str, Any]) -> dict[str, str]:
     if canary := record.get("canary"):
         form |= {"canarySize": str(canary["size"]), "canaryRate": format_value(100 * canary["maxErrorRate"])}
     return form
+
+
+def _variant_fields(form: dict[str, str], variants: Any) -> dict[str, str]:
+    """Return the fields of variant B, instead of the JSON of the variants, if they are as the form makes them."""
+    fields = {}
+    if len(variants) == 2:
+        fields = {f"{name}B": value for name, value in variants[1].items() if name in ("title", "body", "image")}
+        fields |= {"shareB": format_value(round(100 * variants[1]["share"], 4))}
+    if not fields or _parse_variants(fields) != variants:
+        return {}
+    del form["variants"]
+    return fields
 
 
 def _format_local(instant: str | None, timezone: str | None) -> str:

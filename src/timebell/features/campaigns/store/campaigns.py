@@ -53,6 +53,7 @@ CHUNK_RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
 # The beginnings of the reasons why Timebell itself pauses a campaign.
 CANARY, APPROVAL, CEILING, CHANGE, ERRORS, BLOCKED = "canary", "approval", "ceiling", "change", "errors", "blocked"
+_COUNTED_WHILE_SENDING = (ExclusionReason.NO_TOKEN, ExclusionReason.HOLD_OUT)
 EDITED = "edited"
 """The reason of a campaign that a size check paused and that was edited since: the check is repeated."""
 
@@ -221,10 +222,12 @@ def count_recipients(tx: Transaction, id_: str) -> int | None:
     campaign = find_campaign(tx, None, id_, lock=True)  # only now, because the count may take a second
     if campaign is None or campaign.all_opened:
         return None
+    expected = round(expected * (1 - campaign.plan.experiment.hold_out))
     campaign.registered, campaign.expected = registered, max(expected, campaign.opened)
-    no_token = campaign.excluded.get(ExclusionReason.NO_TOKEN.value, 0)
+    counted = {reason: campaign.excluded.get(reason.value, 0) for reason in _COUNTED_WHILE_SENDING}
     campaign.excluded = excluded
-    campaign.exclude(ExclusionReason.NO_TOKEN, no_token)
+    for reason, count in counted.items():
+        campaign.exclude(reason, count)
     save_campaign(tx, campaign, campaign.updated_at)
     return campaign.expected
 
@@ -457,7 +460,7 @@ def list_deliveries(
     query = (
         select(
             t.recipient, devices.c.user_id, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends,
-            chunks.c.started_at, chunks.c.ended_at,
+            t.variant, t.opened_at, chunks.c.started_at, chunks.c.ended_at,
         )
         .outerjoin_from(deliveries, devices, devices.c.id == t.recipient)
         .outerjoin(chunks, in_chunk)

@@ -160,6 +160,9 @@ deliveries = Table(
     # Messages posted, and those of them whose result is unknown: each may have arrived.
     Column("sends", SmallInteger, nullable=False, server_default="0"),
     Column("unknown_sends", SmallInteger, nullable=False, server_default="0"),
+    # The variant of the message, and when the app reported first that it was opened.
+    Column("variant", String(20)),
+    Column("opened_at", Instant),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
 )
 # Each row is updated with its result: free space on the page keeps that update out of the indexes (HOT).

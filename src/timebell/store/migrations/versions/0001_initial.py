@@ -160,6 +160,8 @@ def upgrade() -> None:
         sa.Column("message_id", sa.Text()),
         sa.Column("sends", sa.SmallInteger(), nullable=False, server_default="0"),
         sa.Column("unknown_sends", sa.SmallInteger(), nullable=False, server_default="0"),
+        sa.Column("variant", sa.String(20)),
+        sa.Column("opened_at", Instant),
     )
     if op.get_bind().dialect.name == "postgresql":
         op.execute("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)")
