@@ -376,6 +376,17 @@ async def test_a_recurring_campaign_creates_a_schedule(make: Callable[..., Any])
         assert schedule["payload"]["campaign"]["filters"] == {"gender": "F", "marketingOnOff": True}
 
 
+async def test_a_recurring_campaign_at_local_times_runs_in_the_earliest_zone(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        body = {"title": "Hello", "cronExpression": "0 9 * * *", "name": "daily", "inRecipientZones": True}
+        created = await web.post("/campaigns", {**body, "timezone": "Asia/Seoul"})
+        schedule = (await web.get(f"/schedules/{created.json()['scheduleId']}")).json()
+        assert (schedule["timezone"], schedule["payload"]["recipientsTimezone"]) == ("Etc/GMT-14", "Asia/Seoul")
+        assert schedule["nextFireAt"].endswith("T19:00:00Z")
+        refused = await web.post("/campaigns", {"title": "Hello", "inRecipientZones": True})
+        is_problem(refused, 422, "INVALID_CAMPAIGN")
+
+
 async def test_tenants_do_not_see_each_other(make: Callable[..., Any]) -> None:
     async with make(open_here=False) as web:
         theirs, mine = await web.key(tenant="them"), await web.key(tenant="me")

@@ -25,6 +25,7 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
+from timebell.errors import InvalidInput
 from timebell.features.campaigns.api.devices import DevicePage, render_device
 from timebell.features.campaigns.client.campaigns import parse_campaign_id
 from timebell.features.campaigns.client.delivery_export import (
@@ -133,6 +134,9 @@ class CampaignIn(MessageIn):
     interval: IntervalIn | None = None
     rrule: Annotated[str | None, Field(max_length=4096)] = None
     dates: Annotated[list[str] | None, Field(max_length=10_000)] = None
+    in_recipient_zones: Annotated[
+        bool | None, Field(description="The times of the recurrence are local times of each recipient.")
+    ] = None
 
 
 class ForecastOut(ResponseBody):
@@ -295,10 +299,16 @@ def campaign_response(ctx: Context, campaign: Campaign, status: int = 200) -> Re
 async def create_campaign(body: CampaignIn, ctx: Context) -> Response:
     """Create a campaign. Messages are sent asynchronously."""
     fields = _message_fields(body)
+    in_recipient_zones = bool(fields.pop("inRecipientZones", False))
     recurrence = {name: fields.pop(name) for name in RECURRENCE_FIELDS if fields.get(name) is not None}
     message = {name: fields[name] for name in OPTION_NAMES if name in fields}
     if recurrence:
-        return await _create_recurring(ctx, fields, message, recurrence)
+        return await _create_recurring(ctx, fields, message, recurrence, in_recipient_zones)
+    if in_recipient_zones:
+        raise InvalidInput(
+            "inRecipientZones requires a recurrence.", code="INVALID_CAMPAIGN",
+            fix="Add cronExpression, interval, rrule or dates; for a single campaign, use localTime.",
+        )  # fmt: skip
     campaign = await ctx.app.campaigns.create(
         message, send_at=fields.get("sendAt"), timezone=fields.get("timezone"), name=fields.get("name"),
         tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
@@ -307,15 +317,16 @@ async def create_campaign(body: CampaignIn, ctx: Context) -> Response:
 
 
 async def _create_recurring(
-    ctx: Context, fields: dict[str, Any], message: dict[str, Any], recurrence: dict[str, Any]
+    ctx: Context, fields: dict[str, Any], message: dict[str, Any], recurrence: dict[str, Any],
+    in_recipient_zones: bool,
 ) -> Response:  # fmt: skip
     """Create a schedule whose occurrences are campaigns."""
     optional = {"name": fields.get("name"), "timezone": fields.get("timezone")}
     body = {**{name: value for name, value in optional.items() if value is not None}, **recurrence, "topic": rows.TOPIC}
     _, spec, options = parse_schedule(ScheduleIn.model_validate(body), ctx.app.settings.default_timezone)
     schedule = await ctx.app.campaigns.repeat(
-        message, spec, send_at=fields.get("sendAt"), tenant_id=ctx.tenant_id, created_by=ctx.caller.actor,
-        connection=ctx.connection, **options,
+        message, spec, send_at=fields.get("sendAt"), in_recipient_zones=in_recipient_zones, tenant_id=ctx.tenant_id,
+        created_by=ctx.caller.actor, connection=ctx.connection, **options,
     )  # fmt: skip
     ctx.subject = schedule.id
     return json_response({

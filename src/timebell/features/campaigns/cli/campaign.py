@@ -36,6 +36,7 @@ MAX_OUTAGE_SECONDS = 600.0  # of the server, with --watch
 @click.option("--at", metavar="TIME", help="Send time.  [default: now]")
 @click.option("--timezone", "--tz", metavar="ZONE")
 @click.option("--cron", metavar="EXPR", help="Send repeatedly; requires --name.")
+@click.option("--recipient-zones", is_flag=True, help="The times of --cron are local times of each recipient.")
 @click.option("--name", metavar="NAME")
 @output_option
 def create(
@@ -47,6 +48,7 @@ def create(
     at: str | None,
     timezone: str | None,
     cron: str | None,
+    recipient_zones: bool,
     name: str | None,
     output: str | None,
 ) -> None:
@@ -57,7 +59,7 @@ def create(
     fields = parse_json("@-" if message == "-" else message, "campaign") or {}
     flags = {
         "title": title, "body": body, "data": parse_json(data, "--data"), "sendAt": at, "timezone": timezone,
-        "cronExpression": cron, "name": name,
+        "cronExpression": cron, "name": name, "inRecipientZones": recipient_zones or None,
     }  # fmt: skip
     fields |= {field: value for field, value in flags.items() if value is not None}
     if filters:

@@ -17,7 +17,7 @@ from timebell.features.campaigns.client.devices import device_not_found
 from timebell.features.campaigns.engine import content
 from timebell.features.campaigns.model.campaign import CampaignState, Timetable, build_timetable
 from timebell.features.campaigns.model.campaign import Throttle as _Throttle
-from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan, zone_or_default
+from timebell.features.campaigns.model.campaign_plan import EARLIEST_ZONE, Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.model.forecast import Forecast
 from timebell.features.campaigns.store import campaigns, devices, progress, results
@@ -29,7 +29,7 @@ from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.model.target import InternalTarget
-from timebell.recurrence import Spec
+from timebell.recurrence import Spec, zone
 from timebell.store.dialects.base import Store
 
 MAX_TEST_DEVICES = 100
@@ -72,10 +72,13 @@ class Campaigns:
         return campaign
 
     async def repeat(
-        self, /, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None, connection: Any = None,
-        **options: Any,
+        self, /, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None,
+        in_recipient_zones: bool = False, connection: Any = None, **options: Any,
     ) -> Schedule:  # fmt: skip
         """Create a schedule whose every occurrence is a campaign to the devices registered at that time.
+
+        With `in_recipient_zones` the times of the recurrence are local times of each recipient, and `timezone` is the
+        zone of recipients whose zone is unknown.
 
         `options` are those of `schedule_repeat` (name, timezone, catch_up, ...). Raises the errors of `create` and
         `schedule_repeat`.
@@ -91,7 +94,11 @@ class Campaigns:
         await self._run(connection, campaigns.require_audience, options.get("tenant_id", "default"), plan)
         options.setdefault("name", f"campaign {new_id(now)}")
         target = InternalTarget(campaigns.TARGET)
-        schedule_options = {**options, "payload": {"campaign": plan.to_json()}, "target": target}
+        payload: dict[str, Any] = {"campaign": plan.to_json()}
+        if in_recipient_zones:  # an occurrence starts when its time comes in the first zone, and walks all zones
+            payload["recipientsTimezone"] = zone(options.get("timezone") or self._default_timezone or "UTC").name
+            options["timezone"] = EARLIEST_ZONE
+        schedule_options = {**options, "payload": payload, "target": target}
         draft = self._schedules.draft(campaigns.TOPIC, recurrence, schedule_options, now)
         return await self._schedules.put(draft, replace=False, connection=connection)
 

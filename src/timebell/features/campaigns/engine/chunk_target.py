@@ -11,7 +11,7 @@ from typing import Any
 from timebell.errors import InvalidInput, NotFound, Refused
 from timebell.features.campaigns.engine.chunk_sender import ChunkSender
 from timebell.features.campaigns.engine.external_audience import AudienceReader
-from timebell.features.campaigns.model.campaign_plan import CampaignPlan
+from timebell.features.campaigns.model.campaign_plan import CampaignPlan, plan_for_occurrence
 from timebell.features.campaigns.push.target import PushTarget
 from timebell.features.campaigns.store import campaigns, chunks
 from timebell.observe.counters import LabeledCounter
@@ -113,10 +113,16 @@ class CampaignTarget:
     async def _create_for_occurrence(self, delivery: Delivery) -> Outcome:
         """Create the campaign of an occurrence of a recurring campaign."""
         try:
+            plan = CampaignPlan.from_json(delivery.payload["campaign"])
+            at, timezone = delivery.scheduled_at, delivery.timezone
+            if (recipients_timezone := delivery.payload.get("recipientsTimezone")) is not None:
+                timezone = recipients_timezone
+                if not delivery.occurrence_key.endswith(".manual"):  # a user who triggers it means now
+                    plan, at = plan_for_occurrence(plan, at, timezone)
             created = await self._store.run(
-                campaigns.create_for_occurrence, delivery.job_id, delivery.tenant_id,
-                CampaignPlan.from_json(delivery.payload["campaign"]), name=delivery.schedule_name,
-                schedule_id=delivery.schedule_id, at=delivery.scheduled_at, timezone=delivery.timezone, now=self._now(),
+                campaigns.create_for_occurrence, delivery.job_id, delivery.tenant_id, plan,
+                name=delivery.schedule_name, schedule_id=delivery.schedule_id, at=at, timezone=timezone,
+                now=self._now(),
             )  # fmt: skip
         except (InvalidInput, NotFound) as error:
             return Outcome.failed(error.code, error.message, retryable=False)

@@ -29,6 +29,9 @@ NOTIFICATION_ID_ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "user
 MAX_OPEN_CHUNKS = 8
 """Chunks sent concurrently: enough to keep the provider busy, few enough to stop soon."""
 ADAPTIVE = "adaptive"
+EARLIEST_ZONE = "Etc/GMT-14"
+"""The zone in which every local time comes first, UTC+14."""
+EARLIEST_OFFSET = timedelta(hours=14)
 APPEARANCE_OPTIONS = (
     "image", "sound", "badge", "priority", "channel", "link", "actions", "analyticsLabel", "android", "apns", "webpush",
 )  # fmt: skip
@@ -283,7 +286,16 @@ def plan_zones(
 
 def earliest_send_at(plan: CampaignPlan, at: datetime) -> datetime:
     """Return the earliest instant at which a recipient may be due: local times are at most 14 hours ahead of UTC."""
-    return at if plan.local_time is None else plan.local_time.replace(tzinfo=UTC) - timedelta(hours=14)
+    return at if plan.local_time is None else plan.local_time.replace(tzinfo=UTC) - EARLIEST_OFFSET
+
+
+def plan_for_occurrence(plan: CampaignPlan, scheduled_at: datetime, timezone: str) -> tuple[CampaignPlan, datetime]:
+    """Return the plan and the send time of an occurrence in EARLIEST_ZONE, whose time applies in each zone.
+
+    `timezone` is the zone of recipients whose zone is unknown.
+    """
+    local_time = scheduled_at.astimezone(UTC).replace(tzinfo=None) + EARLIEST_OFFSET
+    return replace(plan, local_time=local_time), resolve_local(local_time, zone(timezone))[0]
 
 
 def next_zone(zones: Sequence[ZoneProgress], plan: CampaignPlan, now: datetime) -> tuple[ZoneProgress | None, datetime]:

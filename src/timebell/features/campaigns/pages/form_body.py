@@ -12,7 +12,9 @@ from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.campaign_plan import zone_or_default
 from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
 
-SEND_TIME_FIELDS = {"at": "sendAt", "local": "localTime", "cron": "cronExpression"}
+SEND_TIME_FIELDS = {
+    "at": "sendAt", "local": "localTime", "cron": "cronExpression", "localcron": "cronExpression",
+}  # fmt: skip
 EMPTY_FORM = {"when": "at", "at": "", "cron": "", "data": "", "filters": "", "chunkSize": "500",
               "chunkDelayMs": "2000"}  # fmt: skip
 TEXT_FIELDS = (
@@ -65,16 +67,16 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
     return body
 
 
-def _parse_send_time(form: Mapping[str, str]) -> dict[str, str]:
+def _parse_send_time(form: Mapping[str, str]) -> dict[str, Any]:
     when = form.get("when", "at")
     if when == "now":
         return {}
-    text = form.get("cron" if when == "cron" else "at", "").strip()
+    text = form.get("cron" if when.endswith("cron") else "at", "").strip()
     if when not in SEND_TIME_FIELDS or not text:
         raise InvalidInput(
             "The campaign has no send time.", code="INVALID_CAMPAIGN", fix="Enter one, e.g. 2027-01-01T09:00."
         )
-    return {SEND_TIME_FIELDS[when]: text}
+    return {SEND_TIME_FIELDS[when]: text} | ({"inRecipientZones": True} if when == "localcron" else {})
 
 
 def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
