@@ -221,7 +221,7 @@ CALLS: dict[str, Call] = {
     "previewCampaign": Call("/campaigns/{campaign}/preview", object=True),
     "getCampaignTimetable": Call("/campaigns/{campaign}/timetable", object=True),
     "getCampaignResults": Call("/campaigns/{campaign}/results", object=True),
-    "reportOpen": Call("/opens", {"campaignId": "{campaign}", "token": "phone-of-one"}, object=True),
+    "reportOpen": Call("/opens", {"campaignId": "{campaign}", "token": "phone-of-one"}),
     "listDeliveries": Call("/campaigns/{campaign}/deliveries", object=True),
     "exportDeliveries": Call("/campaigns/{campaign}/deliveries/export?format=ndjson", object=True),
     "listRemainingRecipients": Call("/campaigns/{campaign}/remaining", object=True),

@@ -221,7 +221,7 @@ async def _create_campaigns(app: Timebell, web: Web, now: datetime) -> dict[str,
     rows = [
         {"campaign_id": ids["campaign"], "number": n, "job_id": new_id(now), "size": 500, "attempt": 1,
          "state": "sending" if n > 2587 else "waiting" if n in (484, 1600, 2241) else "done", "started_at": began,
-         "accepted": 494, "refused": 6, "ended_at": now + (HOUR if n > 2394 else -MINUTE)} for n in range(1, 2596)
+         "accepted": 494, "refused": 6, "ended_at": None if n > 2587 else began + n * timedelta(seconds=0.052)} for n in range(1, 2596)
     ]  # fmt: skip
     stopped_chunks = [
         {"campaign_id": ids["campaign-stopped"], "number": n, "job_id": new_id(now), "size": 20, "attempt": 1,

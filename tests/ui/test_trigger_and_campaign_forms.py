@@ -295,6 +295,42 @@ async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
         assert "Opened" in plain_text((await browser.get(f"{url}/results")).text)
 
 
+async def test_devices_are_searched_shown_and_deleted(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        assert "No devices yet" in (await browser.get("/ui/devices")).text
+        for n in range(60):
+            device = {
+                "token": f"Phone-{n:04}-x",
+                "userId": f"user {n}",
+                "attributes": {"tier": "gold" if n < 3 else "no"},
+            }
+            await browser.web.post("/api/v1/devices", device)
+
+        async def search(**query: str) -> list[str]:
+            page = (await browser.client.get("/ui/devices", params=query)).text
+            return re.findall(r'<a class="main" href="[^"]*">([^<]*)</a>', page)
+
+        assert await search(user="user 7") == ["user 7"]
+        assert await search(token="Phone-0012") == ["user 12"]
+        assert len(await search(token="Phone-001")) == 10
+        assert await search(token="phone-0012") == []
+        assert await search(token="Phone-0012", user="user 7") == []
+        assert await search(field1="attributes.tier", op1="is", value1="gold") == ["user 0", "user 1", "user 2"]
+        for query, word in (({"token": "Phone"}, "at least 8"), ({"field1": "platform"}, "has no value")):
+            assert word in plain_text((await browser.client.get("/ui/devices", params=query)).text)
+        everyone = await browser.client.get("/ui/devices", params={"token": "Phone-00"})
+        url = re.search(r'href="(/ui/devices\?token=Phone-00&amp;cursor=[^"]*)"', everyone.text)
+        assert url is not None, everyone.text
+        assert len(re.findall('<a class="main"', (await browser.get(html.unescape(url[1]))).text)) == 10
+        shown = re.search(r'href="(/ui/devices/[0-9a-f-]+)"', everyone.text)
+        assert shown is not None
+        page = (await browser.get(shown[1])).text
+        assert "Phone-0000-x" in page and "gold" in page
+        answer = await browser.submit(shown[1], f"{shown[1]}/delete")
+        assert answer.headers["location"] == "/ui/devices?did=device-deleted"
+        assert (await browser.get(shown[1])).status_code == 404
+
+
 async def test_an_ended_campaign_is_archived_and_deleted(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         created = await browser.web.post("/api/v1/campaigns", {"title": "Hello", "sendAt": "2040-01-01T00:00:00Z"})

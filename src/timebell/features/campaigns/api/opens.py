@@ -9,6 +9,7 @@ from pydantic import Field
 
 from timebell.api.route import ApiRoute, Context, read_route
 from timebell.api.schemas import Id, RequestBody, ResponseBody, json_response
+from timebell.errors import NotFound
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["campaigns"])
@@ -20,7 +21,7 @@ class OpenIn(RequestBody):
 
 
 class OpenOut(ResponseBody):
-    """Whether the open is recorded: false if the campaign did not send to this device."""
+    """Whether the open is recorded: false if the campaign is unknown, or did not send to this device."""
 
     recorded: bool
 
@@ -28,5 +29,8 @@ class OpenOut(ResponseBody):
 @routes.post("/opens", response_model=OpenOut, **read_route(Role.OPERATOR))
 async def report_open(body: OpenIn, ctx: Context) -> Response:
     """Report that a device opened the message of a campaign. The first report counts."""
-    recorded = await ctx.app.campaigns.report_open(body.campaign_id, body.token, tenant_id=ctx.tenant_id)
+    try:
+        recorded = await ctx.app.campaigns.report_open(body.campaign_id, body.token, tenant_id=ctx.tenant_id)
+    except NotFound:  # deleted, or removed by retention: nothing that the app could do
+        recorded = False
     return json_response({"recorded": recorded})

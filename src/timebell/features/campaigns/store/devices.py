@@ -153,7 +153,7 @@ def list_user_devices(tx: Transaction, tenant_id: str, user_id: str, limit: int 
 
 def list_devices(
     tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None,
-    at: datetime,
+    at: datetime, token_prefix: str | None = None,
 ) -> Page[Device]:  # fmt: skip
     """Return a page of a tenant's devices in id order, the order in which campaigns send."""
     query = select(devices).where(*audience_conditions(tx, tenant_id, filters, at)).order_by(d.id).limit(limit + 1)
@@ -161,6 +161,8 @@ def list_devices(
         query = query.where(d.id > after)
     if user_id is not None:
         query = query.where(d.user_id == user_id)
+    if token_prefix is not None:  # no LIKE, which ignores case on SQLite
+        query = query.where(func.substr(d.token, 1, len(token_prefix)) == token_prefix)
     page = [device_from_row(row) for row in tx.execute(query)]
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
