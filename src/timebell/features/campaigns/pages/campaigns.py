@@ -140,7 +140,10 @@ def needs_approval(record: Mapping[str, Any]) -> bool:
 
 def state_label(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the CSS class and label of a campaign's state."""
-    return ("retry", "Awaiting approval") if needs_approval(record) else STATE_LABELS[record["state"]]
+    if needs_approval(record):
+        return "retry", "Awaiting approval"
+    is_waiting = record["forecast"] is not None and record["forecast"]["waitingUntil"] is not None
+    return ("wait", "Waiting for zones") if is_waiting else STATE_LABELS[record["state"]]
 
 
 async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
