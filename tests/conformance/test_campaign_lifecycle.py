@@ -12,7 +12,11 @@ from timebell.errors import Conflict, NotFound
 from timebell.features.campaigns.store import campaigns
 from timebell.features.campaigns.store.tables import campaigns as campaign_table
 from timebell.features.campaigns.store.tables import deliveries
+from timebell.ids import new_id
 from timebell.model.payload import decode
+from timebell.model.routes import Routes
+from timebell.store.cluster import nodes
+from timebell.store.cluster.nodes import Node
 from timebell.store.schema import jobs, targets
 from timebell.store.transaction import Transaction
 
@@ -97,6 +101,16 @@ def test_the_phases_of_a_campaign_are_announced_once(sender: Sender) -> None:
     assert sender.run(campaigns.count_with_target, "default", "crm") == 0
     sender.make()
     assert len(sender.run(events)) == 4
+
+
+def test_the_nodes_that_send_campaigns_are_counted(sender: Sender) -> None:
+    assert sender.run(campaigns.count_sending_nodes) == 1
+    for n, routes in enumerate(({"@campaign", "@push"}, {"@http"}, {"@campaign"}, {"@campaign"})):
+        node = Node(new_id(sender.now), f"node-{n}", "1", "2026f", Routes(frozenset(routes)), 1, sender.now, sender.now)
+        sender.run(nodes.announce, node)
+    assert sender.run(campaigns.count_sending_nodes) == 3
+    sender.run(nodes.request_drain, node.id)
+    assert sender.run(campaigns.count_sending_nodes) == 2
 
 
 def test_a_stopped_campaign_ends_with_its_last_chunk(sender: Sender) -> None:

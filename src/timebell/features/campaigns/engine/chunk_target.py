@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from timebell.errors import InvalidInput, NotFound, Refused
@@ -22,6 +22,7 @@ log = logging.getLogger("timebell.campaigns")
 
 MAX_SENDING_CHUNKS = 4
 """Chunks that a node sends concurrently, each with a batch in flight: as many messages as FCM connections carry."""
+NODE_COUNT_TTL = timedelta(seconds=5)
 
 
 class CampaignTarget:
@@ -40,6 +41,7 @@ class CampaignTarget:
         self._audience_reader = audience_reader
         self._now = now
         self._slots = asyncio.Semaphore(MAX_SENDING_CHUNKS)
+        self._node_count, self._counted_at = 1, datetime.min.replace(tzinfo=UTC)
         self.messages = LabeledCounter()
         """Number of messages by outcome."""
 
@@ -69,6 +71,7 @@ class CampaignTarget:
         if number == 1 and (failed := await self._refresh_before_start(delivery)) is not None:
             return failed
         async with self._slots:  # waits here, and not while a chunk is open
+            provider.divide_quota(await self._count_nodes())
             if (blocked := await provider.ready()) is not None:
                 reason = f"{blocked.code}: {blocked.error}"
                 await self._store.run(chunks.block_campaign, campaign_id, delivery.job_id, reason, self._now())
@@ -82,6 +85,13 @@ class CampaignTarget:
                 )
                 return Outcome.ok({"campaignId": campaign_id, "sent": 0, "why": opened.reason})
             return await ChunkSender(self._store, provider, self._now, self.messages).send(delivery, opened)
+
+    async def _count_nodes(self) -> int:
+        """Return the number of nodes that send campaigns, at most NODE_COUNT_TTL old."""
+        if self._now() - self._counted_at > NODE_COUNT_TTL:
+            self._counted_at = self._now()
+            self._node_count = await self._store.run(campaigns.count_sending_nodes)
+        return self._node_count
 
     async def _refresh_audiences(self, tenant_id: str, names: Sequence[str], pin_campaign_id: str | None) -> Outcome:
         """Refresh audiences, and pin the recipients of a campaign to them, if specified."""

@@ -36,6 +36,7 @@ from timebell.ids import new_id
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
+from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, repository
 from timebell.store.jobs.bind_targets import target_not_found
 from timebell.store.schema import jobs as job_table
@@ -208,6 +209,12 @@ def enqueue_recipient_count(tx: Transaction, campaign: Campaign, now: datetime) 
         timezone=campaign.timezone, created_at=now, payload=encode({"campaignId": campaign.id}),
         target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE, timeout=CHUNK_TIMEOUT_SECONDS,
     )])  # fmt: skip
+
+
+def count_sending_nodes(tx: Transaction) -> int:
+    """Return the number of nodes that send campaigns, at least 1: they share the quota of the provider."""
+    route = f"@{TARGET['kind']}"
+    return max(1, sum(node.routes.handles(route) for node in nodes.list_nodes(tx) if not node.draining))
 
 
 def count_recipients(tx: Transaction, id_: str) -> int | None:
