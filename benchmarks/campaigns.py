@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from benchmarks import machine, push
 from benchmarks.systems import Server
@@ -56,6 +57,8 @@ def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks campaigns", description=__doc__, allow_abbrev=False)
     parser.add_argument("--devices", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--filter", action="store_true", help="send to the 20 %% of the devices with one attribute")
+    parser.add_argument("--local-time", action="store_true", help="send zone by zone, with quiet hours")
     parser.add_argument("--stores", default="sqlite,postgres", type=lambda text: text.split(","))
     parser.add_argument("--peer-messages", type=int, default=0, help="messages by firebase-admin to the same server")
     return parser.parse_args(argv)
@@ -140,7 +143,7 @@ async def _run_campaign(app: Timebell, fcm: FakeFcm, args: argparse.Namespace) -
     sender = await _start(app)
     try:
         begin = time.perf_counter()
-        created = await app.campaigns.create(MESSAGE, send_at=app.clock.now() + LEAD_TIME)
+        created = await _create_campaign(app, args)
         figures["create_ms"] = (time.perf_counter() - begin) * 1000
         monotonic_offset = time.monotonic() - app.clock.now().timestamp()
         begin = time.perf_counter()
@@ -156,8 +159,10 @@ async def _run_campaign(app: Timebell, fcm: FakeFcm, args: argparse.Namespace) -
             done = campaign.accepted + campaign.refused + campaign.unknown
             if time.monotonic() - progress_at > PROGRESS_INTERVAL_SECONDS:
                 progress_at = time.monotonic()
-                _log(f"    {done:,} of {args.devices:,}, {campaign.unknown:,} unknown, killed {killed} times")
-            if killed < args.kills and done > args.devices * (killed + 1) / (args.kills + 1):
+                _log(
+                    f"    {done:,} of {_count_recipients(args):,}, {campaign.unknown:,} unknown, killed {killed} times"
+                )
+            if killed < args.kills and done > _count_recipients(args) * (killed + 1) / (args.kills + 1):
                 sender.send_signal(signal.SIGKILL)
                 sender.wait()
                 killed += 1
@@ -171,6 +176,24 @@ async def _run_campaign(app: Timebell, fcm: FakeFcm, args: argparse.Namespace) -
         sender.send_signal(signal.SIGTERM)
         sender.wait()
     return figures | await _collect_figures(app, fcm, campaign, args, cpu, monotonic_offset)
+
+
+async def _create_campaign(app: Timebell, args: argparse.Namespace) -> Campaign:
+    message = MESSAGE | ({"filters": {"attributes": {"tier": 0}}} if args.filter else {})
+    due = app.clock.now() + LEAD_TIME
+    if not args.local_time:
+        return await app.campaigns.create(message, send_at=due)
+    # Quiet hours that are over in every zone: the campaign visits the zones one by one, all of them at the send time.
+    local_times = [due.astimezone(ZoneInfo(zone or "UTC")) for zone in ZONES]
+    quiet = next(
+        hour for hour in range(24) if hour not in {(time.hour + n) % 24 for time in local_times for n in (0, 1)}
+    )
+    quiet_hours = {"start": f"{quiet:02}:00", "end": f"{quiet:02}:01"}
+    return await app.campaigns.create({**message, "quietHours": quiet_hours}, send_at=due)
+
+
+def _count_recipients(args: argparse.Namespace) -> int:
+    return len(range(0, args.devices, 5)) if args.filter else int(args.devices)
 
 
 async def _collect_figures(
@@ -196,7 +219,7 @@ async def _collect_figures(
         "phones": counts["accepted"],
         "chunk_s": max((row["ended_at"] - row["started_at"]).total_seconds() for row in chunks),
     }  # fmt: skip
-    wrong = counts["twice"] or campaign.opened != args.devices or campaign.accepted > counts["accepted"]
+    wrong = counts["twice"] or campaign.opened != _count_recipients(args) or campaign.accepted > counts["accepted"]
     wrong = wrong or counts["accepted"] > campaign.accepted + campaign.unknown or campaign.counts().pending
     wrong = wrong or campaign.unknown > args.kills * MAX_UNKNOWN_PER_KILL
     late = [] if args.kills else [name for name, limit in MAX_LATENCY_MS.items() if figures[name] > limit]

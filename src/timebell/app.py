@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from timebell.features.campaigns.client.audiences import Audiences
     from timebell.features.campaigns.client.campaigns import Campaigns
     from timebell.features.campaigns.client.devices import Devices
+    from timebell.features.campaigns.client.segments import Segments
     from timebell.features.triggers.client.connections import Connections
     from timebell.features.triggers.client.triggers import Triggers
 
@@ -87,6 +88,7 @@ class Timebell(DecoratorMixin):
 
     campaigns: Campaigns
     audiences: Audiences
+    segments: Segments
     devices: Devices
     triggers: Triggers
     connections: Connections

@@ -25,7 +25,12 @@ from timebell.store.dialects.base import caller_thread
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
-    from timebell.features.campaigns.client.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
+    from timebell.features.campaigns.client.sync import (
+        BlockingAudiences,
+        BlockingCampaigns,
+        BlockingDevices,
+        BlockingSegments,
+    )
     from timebell.features.triggers.client.sync import BlockingConnections, BlockingTriggers
 
 S = TypeVar("S")
@@ -271,6 +276,7 @@ class Blocking(BlockingNamespace[FacadeMixin]):
 
     campaigns: BlockingCampaigns
     audiences: BlockingAudiences
+    segments: BlockingSegments
     devices: BlockingDevices
     triggers: BlockingTriggers
     connections: BlockingConnections

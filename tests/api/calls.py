@@ -58,7 +58,7 @@ LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
 PHONES = b'{"token": "phone-of-one"}\n'
 AUDIENCE = {"url": "sqlite:///:memory:", "query": "SELECT 1 AS id, 'phone-of-one' AS token", "key": "id"}
-PUSH = ("/devices", "/audiences", "/campaigns")
+PUSH = ("/devices", "/audiences", "/segments", "/campaigns", "/opens")
 TRIGGERS = ("/sources", "/hooks", "/triggers")
 MATCH = {"if_match": "*"}
 HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
@@ -204,6 +204,10 @@ CALLS: dict[str, Call] = {
     "putAudience": Call("/audiences/{new}", AUDIENCE),
     "refreshAudience": Call("/audiences/{audience}/refresh", status=202, object=True),
     "deleteAudience": Call("/audiences/{audience}", object=True),
+    "listSegments": Call("/segments"),
+    "getSegment": Call("/segments/{segment}", object=True),
+    "putSegment": Call("/segments/{new}", {"filters": {"platform": "ios"}}),
+    "deleteSegment": Call("/segments/{segment}", object=True),
     "createCampaign": Call("/campaigns", {"title": "Hello", "sendAt": LATER}, 201),
     "listCampaigns": Call("/campaigns?limit=500"),
     "getCampaign": Call("/campaigns/{campaign}", object=True),
@@ -214,10 +218,15 @@ CALLS: dict[str, Call] = {
     "resumeCampaign": Call("/campaigns/{going}/resume", object=True),
     "approveCampaign": Call("/campaigns/{going}/approve", object=True),
     "stopCampaign": Call("/campaigns/{campaign}/stop", {"reason": "x"}, object=True),
+    "archiveCampaign": Call("/campaigns/{stopped}/archive", object=True),
+    "unarchiveCampaign": Call("/campaigns/{stopped}/unarchive", object=True),
+    "deleteCampaign": Call("/campaigns/{stopped}", object=True),
     "retryCampaign": Call("/campaigns/{stopped}/retry", {"unknown": True}, object=True),
     "testCampaign": Call("/campaigns/{campaign}/test", {"tokens": ["phone-of-a-tester"]}, 202, object=True),
     "previewCampaign": Call("/campaigns/{campaign}/preview", object=True),
     "getCampaignTimetable": Call("/campaigns/{campaign}/timetable", object=True),
+    "getCampaignResults": Call("/campaigns/{campaign}/results", object=True),
+    "reportOpen": Call("/opens", {"campaignId": "{campaign}", "token": "phone-of-one"}),
     "listDeliveries": Call("/campaigns/{campaign}/deliveries", object=True),
     "exportDeliveries": Call("/campaigns/{campaign}/deliveries/export?format=ndjson", object=True),
     "listRemainingRecipients": Call("/campaigns/{campaign}/remaining", object=True),
@@ -410,12 +419,13 @@ class World:
     async def _renew_push(self, name: str) -> None:
         """Create a device, an audience and campaigns."""
         editor, operator = self.role[Role.EDITOR], self.role[Role.OPERATOR]
-        self.names |= {"audience": name, "phone": f"handset-number-{self.count}"}
+        self.names |= {"audience": name, "segment": f"{name}-segment", "phone": f"handset-number-{self.count}"}
         created = await self.web.post("/devices", {"token": self.names["phone"]}, key=operator)
         self.names["device"] = created.json()["id"]
         source = AudienceSource.from_json(AUDIENCE)
         now = self.web.app.clock.now()
         await self.web.app.store.run(audiences.upsert_audience, self.tenant, name, source, None, now)
+        await self.web.app.segments.put(self.names["segment"], {"platform": "ios"}, tenant_id=self.tenant)
         for which in ("campaign", "going", "stopped"):
             created = await self.web.post("/campaigns", {"title": "Hello", "sendAt": LATER, "name": name}, key=editor)
             self.names[which] = created.json()["id"]

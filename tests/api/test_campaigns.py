@@ -327,6 +327,16 @@ async def open_first_chunk(web: Web, id_: str, accepted: int) -> None:
     await web.app.store.run(chunks.close_chunk, id_, 1, 1, results, len(opened.recipients) - accepted, now)
 
 
+async def test_a_running_campaign_has_a_forecast(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await register_devices(web, *({"token": f"phone-000{n}"} for n in range(3)))
+        id_ = (await web.post("/campaigns", {"title": "Hello", "chunkSize": 1})).json()["id"]
+        assert (await web.get(f"/campaigns/{id_}")).json()["forecast"] is None
+        await open_first_chunk(web, id_, 1)
+        forecast = (await web.get(f"/campaigns/{id_}")).json()["forecast"]
+        assert forecast == {"rate": None, "endsAt": None, "waitingUntil": None, "waitingForZone": None}
+
+
 async def test_all_recipients_are_exported(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_export, "EXPORT_PAGE_SIZE", 2)
     async with make() as web:
@@ -364,6 +374,17 @@ async def test_a_recurring_campaign_creates_a_schedule(make: Callable[..., Any])
             "daily", "15 16 * * *", "Asia/Seoul",
         )  # fmt: skip
         assert schedule["payload"]["campaign"]["filters"] == {"gender": "F", "marketingOnOff": True}
+
+
+async def test_a_recurring_campaign_at_local_times_runs_in_the_earliest_zone(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        body = {"title": "Hello", "cronExpression": "0 9 * * *", "name": "daily", "inRecipientZones": True}
+        created = await web.post("/campaigns", {**body, "timezone": "Asia/Seoul"})
+        schedule = (await web.get(f"/schedules/{created.json()['scheduleId']}")).json()
+        assert (schedule["timezone"], schedule["payload"]["recipientsTimezone"]) == ("Etc/GMT-14", "Asia/Seoul")
+        assert schedule["nextFireAt"].endswith("T19:00:00Z")
+        refused = await web.post("/campaigns", {"title": "Hello", "inRecipientZones": True})
+        is_problem(refused, 422, "INVALID_CAMPAIGN")
 
 
 async def test_tenants_do_not_see_each_other(make: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from .web import NIGHTLY, is_problem
 
 Make = Callable[..., Any]
 NAMED_KINDS = (
-    "calendar", "secret", "target", "source", "trigger", "audience", "empty", "phone", "connection", "user",
+    "calendar", "secret", "target", "source", "trigger", "audience", "segment", "empty", "phone", "connection", "user",
 )  # fmt: skip
 READ_ONLY = ("tenantId", "id", "revision", "createdBy", "createdAt", "generation", "fence", "status", "constructor")
 

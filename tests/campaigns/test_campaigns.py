@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zoneinfo
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -181,6 +182,33 @@ def test_each_occurrence_of_a_recurring_campaign_creates_one_campaign(run: Calla
         (device, *_) = (await app.devices.list()).items
         data = fcm.bodies()[device.token][0]["message"]["data"]
         assert data == {"notificationId": f"n-{schedule.id}-{device.id}"}
+
+    run(body)
+
+
+def test_an_occurrence_reaches_each_zone_at_its_local_time(run: Callable[..., None], fcm: FakeFcm) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        east, west = zoneinfo.ZoneInfo("Pacific/Kiritimati"), zoneinfo.ZoneInfo("Pacific/Honolulu")
+        await app.devices.register("phone-in-the-east", timezone=east.key)
+        await app.devices.register("phone-in-the-west", timezone=west.key)
+        schedule = await app.campaigns.repeat(
+            HELLO, Cron("* * * * * *"), name="often", timezone="America/New_York", in_recipient_zones=True
+        )
+        while fcm.counts()["accepted"] < 1:
+            await asyncio.sleep(0.02)
+        await app.schedules.pause(schedule.id)
+        *_, campaign = (await app.campaigns.list()).items
+        job = await app.get(campaign.id)
+        local = job.scheduled_at.astimezone(east).replace(tzinfo=None)
+        assert (campaign.plan.local_time, campaign.timezone) == (local, "America/New_York")
+        assert campaign.send_at == local.replace(tzinfo=zoneinfo.ZoneInfo("America/New_York"))
+        assert set(fcm.received()) == {"phone-in-the-east"}
+        forecast = await app.campaigns.forecast(job.id)
+        assert (forecast.waiting_for, forecast.waiting_until) == (west.key, local.replace(tzinfo=west))
+        now = await app.schedules.trigger(schedule.id)
+        while (await app.get(now.id)).state != "completed":
+            await asyncio.sleep(0.02)
+        assert (await ended(app, await app.campaigns.get(now.id))).accepted == 2
 
     run(body)
 

@@ -68,3 +68,35 @@ def test_a_placeholder_without_a_value_for_everyone_is_refused(
         assert refused.value.code == "INVALID_TEMPLATE"
 
     run(body)
+
+
+def test_each_user_gets_the_texts_of_one_variant_and_reports_opening_them(
+    run: Callable[..., None], fcm: FakeFcm
+) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        await app.devices.register_many(
+            {"token": f"phone-{n:04}", "attributes": {"name": f"Ann {n}"}} for n in range(40)
+        )
+        variants = [{"name": "plain"}, {"name": "personal", "title": "Hi {{attributes.name|there}}", "data": {"v": 2}}]
+        created = await app.campaigns.create({"title": "Hello", "trackOpens": True, "variants": variants})
+        while (await app.campaigns.get(created.id)).ended_at is None:
+            await service.wait_until_idle()
+        titles = set()
+        for token, (request,) in fcm.bodies().items():
+            message = request["message"]
+            title, data = message["notification"]["title"], message["data"]
+            assert data["campaignId"] == created.id
+            assert title == ("Hello" if "v" not in data else f"Hi Ann {int(token[-4:])}")
+            titles.add(title)
+            if title == "Hello":
+                assert await app.campaigns.report_open(created.id, token)
+        assert len(titles) > 5
+        plain, personal = await app.campaigns.results(created.id)
+        assert (plain.opened, personal.opened) == (plain.accepted, 0)
+        assert plain.accepted + personal.accepted == 40
+        with pytest.raises(InvalidInput):
+            await app.campaigns.preview(created.id, variant="other")
+        preview = await app.campaigns.preview(created.id, variant="personal")
+        assert preview["message"]["notification"]["title"] == "Hi there"
+
+    run(body)

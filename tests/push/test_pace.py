@@ -32,6 +32,16 @@ def test_the_pace_stays_within_the_quota_and_sends_nothing_while_paused(per_minu
         assert pace.take(0, now) == 0
 
 
+def test_nodes_share_the_quota() -> None:
+    paces = [at_full_rate() for _ in range(3)]
+    for pace in paces:
+        pace.divide_quota(3)
+    total = sum(pace.take(100_000, 101.0 + second) for pace in paces for second in range(60))
+    assert 0.99 * 600_000 * QUOTA_SHARE < total <= 600_000 * QUOTA_SHARE + 10_000
+    paces[0].divide_quota(1)  # the others have left
+    assert paces[0].take(100_000, 161.0) < paces[0].take(100_000, 200.0)
+
+
 def test_slowing_down_removes_the_burst() -> None:
     pace = Pace(60_000, 0.0)
     pace.slow_down(0.0, 0.0)

@@ -39,6 +39,8 @@ class ScriptedProvider:
 
     async def ready(self) -> None: ...
 
+    def divide_quota(self, nodes: int) -> None: ...
+
     async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:
         self.sent.append([message.to for message in messages])
         self.seen += messages

@@ -5,6 +5,7 @@ No engine runs: the rows are written as an engine would leave them, so that ever
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 from math import sin
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import insert, update
 
 from tests.api.web import Web
 from timebell import Timebell
-from timebell.features.campaigns.store.tables import campaigns, chunks
+from timebell.features.campaigns.store.tables import campaigns, chunks, deliveries
 from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.features.triggers.store import sources
 from timebell.ids import new_id
@@ -198,6 +199,15 @@ async def _create_campaigns(app: Timebell, web: Web, now: datetime) -> dict[str,
                              "canary": {"size": 1000, "maxErrorRate": 0.05}},
         "campaign-gated": {"name": "All customers, once", "approveAbove": 100},
         "campaign-stopped": {"name": "Autumn sale", "chunkSize": 20},
+        "campaign-waiting": {"name": "Good morning, everywhere", "quietHours": {"start": "21:00", "end": "08:00"}},
+        "campaign-paused": {"name": "Flash sale"},
+        "campaign-partly": {"name": "New features"},
+        "campaign-failed": {"name": "Welcome back"},
+        "campaign-sent": {
+            "name": "Spring collection", "holdOut": 0.1, "trackOpens": True,
+            "variants": [{"name": "A"}, {"name": "B", "title": "{{attributes.name|Hello}}, spring is here"}],
+        },
+        "campaign-archived": {"name": "Last year's sale"},
     }  # fmt: skip
     ids = {}
     for name, body in bodies.items():
@@ -221,7 +231,8 @@ async def _create_campaigns(app: Timebell, web: Web, now: datetime) -> dict[str,
     rows = [
         {"campaign_id": ids["campaign"], "number": n, "job_id": new_id(now), "size": 500, "attempt": 1,
          "state": "sending" if n > 2587 else "waiting" if n in (484, 1600, 2241) else "done", "started_at": began,
-         "accepted": 494, "refused": 6, "ended_at": now + (HOUR if n > 2394 else -MINUTE)} for n in range(1, 2596)
+         "accepted": 494, "refused": 6, "ended_at": None if n > 2587 else began + n * timedelta(seconds=0.052)}
+        for n in range(1, 2596)
     ]  # fmt: skip
     stopped_chunks = [
         {"campaign_id": ids["campaign-stopped"], "number": n, "job_id": new_id(now), "size": 20, "attempt": 1,
@@ -241,6 +252,31 @@ async def _create_campaigns(app: Timebell, web: Web, now: datetime) -> dict[str,
         "expected": 120,
         "lanes": "[]",
     }
+    ended = {"started_at": now - 3 * HOUR, "ended_at": now - 2 * HOUR, "cutoff": now - 3 * HOUR, "lanes": "[]",
+             "all_opened": True, "expected": 120, "registered": 120, "opened": 120}  # fmt: skip
+    lanes = [
+        {"zone": zone, "at": (now + wait).isoformat(), "done": not wait}
+        for zone, wait in (("Asia/Seoul", 0 * HOUR), ("Europe/Paris", 7 * HOUR), ("America/New_York", 13 * HOUR))
+    ]
+    others = {
+        "campaign-waiting": {"state": "running", "started_at": now - HOUR, "cutoff": now - HOUR, "expected": 120,
+                             "opened": 30, "accepted": 29, "refused": 1, "lanes": json.dumps(lanes)},
+        "campaign-paused": {"state": "paused", "reason": "errors: 61 of the last 100 refused (INVALID_ARGUMENT 61)",
+                            "started_at": now - HOUR, "cutoff": now - HOUR, "expected": 120, "opened": 100,
+                            "accepted": 39, "refused": 61, "lanes": "[]"},
+        "campaign-partly": {**ended, "state": "partly_sent", "accepted": 101, "refused": 4, "unknown": 12, "unsent": 3,
+                            "reason": "12 LEASE_LOST, 3 UNAVAILABLE"},
+        "campaign-failed": {**ended, "state": "failed", "refused": 120, "reason": "120 SENDER_ID_MISMATCH"},
+        "campaign-sent": {**ended, "state": "completed", "opened": 108, "accepted": 107, "refused": 1,
+                          "excluded": '{"holdOut":12}'},
+        "campaign-archived": {**ended, "state": "completed", "accepted": 120, "archived_at": now - HOUR},
+    }  # fmt: skip
+    recipients = [
+        {"campaign_id": ids["campaign-sent"], "recipient": new_id(now), "chunk": 1, "code": None,
+         "state": "held" if n < 12 else "refused" if n == 12 else "accepted",
+         "variant": None if n < 12 else "AB"[n % 2],
+         "opened_at": now if n > 60 + n % 2 * 20 else None} for n in range(120)
+    ]  # fmt: skip
     gated = {"state": "paused", "reason": "approval: 120 recipients, more than 100", "expected": 120}
 
     def write(tx: Transaction) -> None:
@@ -248,14 +284,24 @@ async def _create_campaigns(app: Timebell, web: Web, now: datetime) -> dict[str,
             tx.execute(update(campaigns).where(campaigns.c.id == ids[name]).values(**values))
         tx.execute(insert(chunks), [*rows])
         tx.execute(insert(chunks), [*stopped_chunks])
+        tx.execute(insert(deliveries), [*recipients])
+        for name, values in others.items():
+            tx.execute(update(campaigns).where(campaigns.c.id == ids[name]).values(**values))
 
     await app.store.run(write)
+    await app.segments.put("Korea, Android", {"timezone": "Asia/Seoul", "platform": "android"}, created_by="mira")
+    await app.segments.put("Everyone else", {"not": {"segment": "Korea, Android"}}, created_by="mira")
     pages = {name: f"/ui/campaigns/{id_}" for name, id_ in ids.items()}
     return pages | {
         "campaigns": "/ui/campaigns",
         "campaign-new": "/ui/new/campaign?title=Good+morning&when=local&at=2027-01-01T09:00&timezone=Asia/Seoul",
         "campaign-stop": f"{pages['campaign']}/stop",
         "campaign-left": f"{pages['campaign-planned']}/people?state=left",
+        "campaigns-archived": "/ui/campaigns?state=archived",
+        "segments": "/ui/segments",
+        "segment": "/ui/segments/Everyone%20else",
+        "devices": "/ui/devices?field1=platform&op1=is&value1=ios",
+        "device": f"/ui/devices/{(await app.devices.list(limit=1)).items[0].id}",
         "campaign-timetable": f"{pages['campaign-planned']}/timetable",
     }  # fmt: skip
 

@@ -281,6 +281,116 @@ async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve
         assert edited["filters"] == ""
 
 
+async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        for n, platform in enumerate(("ios", "ios", "android")):
+            await browser.web.post("/api/v1/devices", {"token": f"phone-{n:04}", "platform": platform})
+        await browser.get("/ui/segments")
+        assert "There is no segment" not in (await browser.get("/ui/new/segment")).text
+        row = {"field1": "platform", "op1": "is", "value1": "ios"}
+        answer = await browser.client.get("/ui/new/segment/count", params=row)
+        assert plain_text(answer.text).strip() == "2 devices"
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row)
+        assert (answer.status_code, "The segment has no name" in answer.text) == (422, True)
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")
+        assert answer.headers["location"] == "/ui/segments?did=saved", answer.text
+        assert (await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")).status_code == 409
+        assert "On iOS" in (await browser.get("/ui/segments")).text
+        assert "2" in plain_text((await browser.get("/ui/segments/On%20iOS/count")).text)
+        form = (await browser.get("/ui/segments/On%20iOS")).text
+        assert 'value="ios"' in form and '<option value="platform" selected>' in form
+        answer = await browser.submit("/ui/segments/On%20iOS", "/ui/segments/On%20iOS", **{**row, "op1": "not"})
+        stored = (await browser.web.get("/api/v1/segments/On iOS")).json()
+        assert (stored["filters"], stored["count"]) == ({"all": [{"not": {"platform": "ios"}}]}, 1)
+        composer = plain_text((await browser.client.get("/ui/new/campaign", params={"field1": "segment=On iOS"})).text)
+        assert "In segment On iOS" in composer
+        body = {"title": "Hello", "when": "at", "at": "2040-01-01T09:00", "timezone": "UTC", "field1": "segment=On iOS",
+                "op1": "not", "value1": ""}  # fmt: skip
+        answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **body)
+        created = await browser.web.get(f"/api/v1{answer.headers['location'].removeprefix('/ui').partition('?')[0]}")
+        assert created.json()["filters"] == {"all": [{"not": {"segment": "On iOS"}}]}
+        assert "uses the segment" in (await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")).text
+        await browser.web.post(f"/api/v1/campaigns/{created.json()['id']}/stop", {})
+        answer = await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")
+        assert answer.headers["location"] == "/ui/segments?did=segment-deleted"
+
+
+async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        await browser.web.post("/api/v1/devices", {"token": "phone-0001"})
+        fields = {"title": "Hello", "when": "at", "at": "2040-01-01T09:00", "timezone": "UTC", "titleB": "Hi",
+                  "shareB": "30", "holdOut": "10", "trackOpens": "1"}  # fmt: skip
+        preview = plain_text((await browser.client.get("/ui/new/campaign/preview", params=fields)).text)
+        assert "Hello Variant A" in preview and "Hi Variant B" in preview
+        answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **fields)
+        url = answer.headers["location"].split("?")[0]
+        campaign = (await browser.web.get(url.replace("/ui", "/api/v1"))).json()
+        assert campaign["variants"] == [{"name": "A", "share": 0.7}, {"name": "B", "share": 0.3, "title": "Hi"}]
+        assert (campaign["holdOut"], campaign["trackOpens"]) == (0.1, True)
+        edited = form_values((await browser.get(f"{url}/edit")).text)
+        assert {name: edited[name] for name in ("titleB", "shareB", "holdOut", "trackOpens", "variants")} == {
+            "titleB": "Hi", "shareB": "30", "holdOut": "10", "trackOpens": "1", "variants": "",
+        }  # fmt: skip
+        refused = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **{**fields, "shareB": "100"})
+        assert "it must be a fraction such as 0.5" in plain_text(refused.text)
+        assert "Variant B" in plain_text((await browser.get(url)).text)
+        assert "Opened" in plain_text((await browser.get(f"{url}/results")).text)
+
+
+async def test_devices_are_searched_shown_and_deleted(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        assert "No devices yet" in (await browser.get("/ui/devices")).text
+        for n in range(60):
+            device = {
+                "token": f"Phone-{n:04}-x",
+                "userId": f"user {n}",
+                "attributes": {"tier": "gold" if n < 3 else "no"},
+            }
+            await browser.web.post("/api/v1/devices", device)
+
+        async def search(**query: str) -> list[str]:
+            page = (await browser.client.get("/ui/devices", params=query)).text
+            return re.findall(r'<a class="main" href="[^"]*">([^<]*)</a>', page)
+
+        assert await search(user="user 7") == ["user 7"]
+        assert await search(token="Phone-0012") == ["user 12"]
+        assert len(await search(token="Phone-001")) == 10
+        assert await search(token="phone-0012") == []
+        assert await search(token="Phone-0012", user="user 7") == []
+        assert await search(field1="attributes.tier", op1="is", value1="gold") == ["user 0", "user 1", "user 2"]
+        for query, word in (({"token": "Phone"}, "at least 8"), ({"field1": "platform"}, "has no value")):
+            assert word in plain_text((await browser.client.get("/ui/devices", params=query)).text)
+        everyone = await browser.client.get("/ui/devices", params={"token": "Phone-00"})
+        url = re.search(r'href="(/ui/devices\?token=Phone-00&amp;cursor=[^"]*)"', everyone.text)
+        assert url is not None, everyone.text
+        assert len(re.findall('<a class="main"', (await browser.get(html.unescape(url[1]))).text)) == 10
+        shown = re.search(r'href="(/ui/devices/[0-9a-f-]+)"', everyone.text)
+        assert shown is not None
+        page = (await browser.get(shown[1])).text
+        assert "Phone-0000-x" in page and "gold" in page
+        answer = await browser.submit(shown[1], f"{shown[1]}/delete")
+        assert answer.headers["location"] == "/ui/devices?did=device-deleted"
+        assert (await browser.get(shown[1])).status_code == 404
+
+
+async def test_an_ended_campaign_is_archived_and_deleted(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        created = await browser.web.post("/api/v1/campaigns", {"title": "Hello", "sendAt": "2040-01-01T00:00:00Z"})
+        url = f"/ui/campaigns/{created.json()['id']}"
+        assert f"{url}/archive" not in (await browser.get(url)).text
+        await browser.web.post(f"/api/v1/campaigns/{created.json()['id']}/stop", {})
+        answer = await browser.submit(url, f"{url}/archive")
+        assert answer.headers["location"] == f"{url}?did=archived"
+        assert "Archived" in plain_text((await browser.get(url)).text)
+        assert url not in (await browser.get("/ui/campaigns")).text
+        assert url in (await browser.get("/ui/campaigns?state=archived")).text
+        await browser.submit(url, f"{url}/unarchive")
+        assert url in (await browser.get("/ui/campaigns")).text
+        answer = await browser.submit(url, f"{url}/delete")
+        assert answer.headers["location"] == "/ui/campaigns?did=deleted"
+        assert (await browser.get(url)).status_code == 404
+
+
 async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/campaign"

@@ -25,7 +25,7 @@ SCOPES = (
     "schedules", "jobs", "claims", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log",
     "forecast", "backlogs", "tenants", "keys", "users", "queues", "pause-all", "resume-all", "targets", "secrets",
     "connections", "sources", "hooks", "triggers",
-    "devices", "audiences", "campaigns",
+    "devices", "audiences", "segments", "campaigns", "opens",
 )  # fmt: skip
 
 

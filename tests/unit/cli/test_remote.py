@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import re
 import threading
@@ -18,6 +19,7 @@ from standardwebhooks.webhooks import Webhook
 
 from tests.servers import free_port
 from timebell.cli.remote import ServerClient
+from timebell.errors import ServerUnreachable
 
 from .conftest import Cli
 from .process import Process
@@ -505,8 +507,54 @@ def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:
     assert remote("campaign", "export", created["id"]).out.startswith("deviceId,userId,state,")
     assert remote("campaign", "export", created["id"], "--format", "ndjson").out == ""
     assert remote("campaign", "export", "no-such").code == 3
+    assert remote("campaign", "archive", created["id"]).code == 0
+    assert created["id"] not in remote("campaign", "list").out
+    assert created["id"] in remote("campaign", "list", "--archived").out
+    assert remote("campaign", "unarchive", created["id"]).code == 0
     assert remote("campaign", "test", created["id"]).code == 2
     assert remote("campaign", "status", "no-such").code == 3
+    assert remote("campaign", "delete", created["id"], "-y").code == 0
+    assert remote("campaign", "status", created["id"]).code == 3
+
+
+def test_segments_are_set_shown_and_deleted(remote: Cli) -> None:
+    assert remote("segment", "set", "gold, ios", "--filter", "platform=ios", "--filter", "tier=gold").code == 0
+    assert remote("segment", "set", "others", "--filter", 'not={"segment": "gold, ios"}').code == 0
+    assert remote("segment", "set", " gold", "--filter", "platform=ios").code == 2
+    assert "gold, ios" in remote("segment", "list").out
+    shown = as_json(remote("segment", "show", "gold, ios", "-o", "json"))
+    assert (shown["filters"], shown["count"]) == ({"platform": "ios", "attributes": {"tier": "gold"}}, 0)
+    assert remote("segment", "delete", "gold, ios", "-y").code == 5  # others uses it
+    assert remote("segment", "delete", "others", "-y").code == 0
+    assert remote("segment", "delete", "gold, ios", "-y").code == 0
+    assert remote("segment", "show", "gold, ios").code == 3
+
+
+def test_watching_a_campaign_survives_a_restart_of_the_server(
+    remote: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    created = as_json(
+        remote("campaign", "create", "--title", "Hello", "--at", "2035-03-01T16:15", "--tz", "UTC", "-o", "json")
+    )
+    commands = importlib.import_module("timebell.features.campaigns.cli.campaign")
+    calls: list[str] = []
+    request = ServerClient.request
+
+    def restart(self: ServerClient, method: str, path: str, *args: Any, **more: Any) -> Any:
+        calls.append(path)
+        if 2 <= len(calls) <= 4:
+            raise ServerUnreachable("The server does not respond.")
+        if len(calls) == 5:
+            request(self, "POST", f"{path}/stop", {})
+        return request(self, method, path, *args, **more)
+
+    monkeypatch.setattr(ServerClient, "request", restart)
+    monkeypatch.setattr(commands, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(commands, "RECONNECT_INTERVAL_SECONDS", 0.01)
+    done = remote("campaign", "status", created["id"], "--watch")
+    assert (done.code, len(calls)) == (1, 5)
+    assert done.err.count("does not respond. Trying again.") == 1
+    assert "stopped" in done.out
 
 
 class OtherServer(BaseHTTPRequestHandler):

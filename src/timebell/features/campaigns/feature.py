@@ -41,9 +41,11 @@ class CampaignsFeature(Feature):
         from timebell.features.campaigns.client.audiences import Audiences
         from timebell.features.campaigns.client.campaigns import Campaigns
         from timebell.features.campaigns.client.devices import Devices
+        from timebell.features.campaigns.client.segments import Segments
 
         return {
             "audiences": Audiences(app.store, app.clock, app.open, app._keyring),
+            "segments": Segments(app.store, app.clock, app.open),
             "devices": Devices(app.store, app.clock, app.open),
             "campaigns": Campaigns(
                 app.store, app.clock, app.open, app.jobs, app.schedules, app.settings.default_timezone
@@ -51,11 +53,17 @@ class CampaignsFeature(Feature):
         }
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
-        from timebell.features.campaigns.client.sync import BlockingAudiences, BlockingCampaigns, BlockingDevices
+        from timebell.features.campaigns.client.sync import (
+            BlockingAudiences,
+            BlockingCampaigns,
+            BlockingDevices,
+            BlockingSegments,
+        )
 
         return {
             "audiences": BlockingAudiences(portal, lambda app: app.audiences),
             "devices": BlockingDevices(portal, lambda app: app.devices),
+            "segments": BlockingSegments(portal, lambda app: app.segments),
             "campaigns": BlockingCampaigns(portal, lambda app: app.campaigns),
         }
 
@@ -161,6 +169,11 @@ class CampaignsFeature(Feature):
 
         paused = progress.list_paused_campaigns(tx, tenant_id)
         return FeatureStatus(paused, progress.count_active_campaigns(tx, tenant_id))
+
+    def count_target_users(self, tx: Transaction, tenant_id: str, target: Mapping[str, Any]) -> Mapping[str, int]:
+        from timebell.features.campaigns.store import campaigns
+
+        return {"campaign": campaigns.count_with_target(tx, tenant_id, target["name"])}
 
     def find_secret_users(self, tx: Transaction, tenant_id: str) -> Sequence[SecretUser]:
         from timebell.features.campaigns.store import audiences

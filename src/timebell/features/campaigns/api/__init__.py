@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from timebell.features.campaigns.api import audiences, campaigns, devices
+from timebell.features.campaigns.api import audiences, campaigns, devices, opens, segments
 
-ROUTES = (devices.routes, audiences.routes, campaigns.routes)
+ROUTES = (devices.routes, audiences.routes, segments.routes, campaigns.routes, opens.routes)

@@ -25,6 +25,7 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
+from timebell.errors import InvalidInput
 from timebell.features.campaigns.api.devices import DevicePage, render_device
 from timebell.features.campaigns.client.campaigns import parse_campaign_id
 from timebell.features.campaigns.client.delivery_export import (
@@ -36,12 +37,13 @@ from timebell.features.campaigns.client.delivery_export import (
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign
 from timebell.features.campaigns.store import campaigns as rows
+from timebell.features.campaigns.store.progress import forecast_campaign
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["campaigns"])
 RECURRENCE_FIELDS = ("cronExpression", "interval", "rrule", "dates")
 CampaignStateName = Literal["pending", "running", "paused", "stopped", "completed", "partly_sent", "failed"]
-DeliveryState = Literal["sending", "accepted", "refused", "unknown", "unsent"]
+DeliveryState = Literal["sending", "accepted", "refused", "unknown", "unsent", "held"]
 
 
 class MessageIn(RequestBody):
@@ -109,6 +111,17 @@ class MessageIn(RequestBody):
         Literal["live", "pinned"] | None,
         Field(description="Whether the message may change while it is being sent (live) or not (pinned)."),
     ] = None
+    variants: Annotated[
+        list[dict[str, Json]] | None,
+        Field(description='Variants by share of the recipients: [{"name": "A"}, {"name": "B", "title": "..."}].'),
+    ] = None
+    hold_out: Annotated[
+        float | None, Field(ge=0, le=0.9, description="Share of the recipients that get no message, for comparison.")
+    ] = None
+    track_opens: Annotated[bool | None, Field(description="Send campaignId to the app, for POST /opens.")] = None
+    notify: Annotated[
+        str | None, Field(max_length=200, description="Named target that receives start, pause, resumption and end.")
+    ] = None
     name: Name | None = None
     send_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
@@ -121,6 +134,21 @@ class CampaignIn(MessageIn):
     interval: IntervalIn | None = None
     rrule: Annotated[str | None, Field(max_length=4096)] = None
     dates: Annotated[list[str] | None, Field(max_length=10_000)] = None
+    in_recipient_zones: Annotated[
+        bool | None, Field(description="The times of the recurrence are local times of each recipient.")
+    ] = None
+
+
+class ForecastOut(ResponseBody):
+    """Speed, pause and expected end of a running campaign; null if unknown.
+
+    `rate` is in recipients per second. While no time zone is due, it waits until `waitingUntil` for `waitingForZone`.
+    """
+
+    rate: float | None
+    ends_at: Instant | None
+    waiting_until: Instant | None
+    waiting_for_zone: str | None
 
 
 class CampaignOut(ResponseBody):
@@ -157,7 +185,11 @@ class CampaignOut(ResponseBody):
     actual_send_start: Instant | None
     actual_send_end: Instant | None
     pinned_at: Instant | None
+    archived_at: Instant | None
     revision: int
+    forecast: Annotated[
+        ForecastOut | None, Field(description="Only in GET /campaigns/{id}, and null unless it is running.")
+    ]
 
 
 class CampaignPage(ResponseBody):
@@ -185,12 +217,34 @@ class CampaignRetryIn(RequestBody):
 class CampaignTestIn(RequestBody):
     tokens: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=100, default_factory=list)]
     user_ids: Annotated[list[Name], Field(max_length=100, default_factory=list)]
+    variant: Annotated[str | None, Field(max_length=20)] = None
 
 
 class TestJob(ResponseBody):
     """Job that sends the message to the test devices."""
 
     job_id: str
+
+
+class VariantResultOut(ResponseBody):
+    """Numbers of recipients of a variant; null: of messages without variants.
+
+    `held` recipients got no message, for comparison. `openRate` is the share of the accepted messages that were opened.
+    """
+
+    variant: str | None
+    sending: int
+    accepted: int
+    refused: int
+    unknown: int
+    unsent: int
+    held: int
+    opened: int
+    open_rate: float | None
+
+
+class CampaignResults(ResponseBody):
+    items: list[VariantResultOut]
 
 
 class MessagePreview(ResponseBody):
@@ -225,7 +279,7 @@ def render_campaign(campaign: Campaign) -> dict[str, Any]:
         "updatedAt": format_utc(campaign.updated_at),
         "approvedBy": campaign.approved_by, "actualSendStart": format_utc(campaign.started_at),
         "actualSendEnd": format_utc(campaign.ended_at), "pinnedAt": format_utc(campaign.pinned_at),
-        "revision": campaign.revision,
+        "archivedAt": format_utc(campaign.archived_at), "revision": campaign.revision, "forecast": None,
     }  # fmt: skip
 
 
@@ -245,10 +299,16 @@ def campaign_response(ctx: Context, campaign: Campaign, status: int = 200) -> Re
 async def create_campaign(body: CampaignIn, ctx: Context) -> Response:
     """Create a campaign. Messages are sent asynchronously."""
     fields = _message_fields(body)
+    in_recipient_zones = bool(fields.pop("inRecipientZones", False))
     recurrence = {name: fields.pop(name) for name in RECURRENCE_FIELDS if fields.get(name) is not None}
     message = {name: fields[name] for name in OPTION_NAMES if name in fields}
     if recurrence:
-        return await _create_recurring(ctx, fields, message, recurrence)
+        return await _create_recurring(ctx, fields, message, recurrence, in_recipient_zones)
+    if in_recipient_zones:
+        raise InvalidInput(
+            "inRecipientZones requires a recurrence.", code="INVALID_CAMPAIGN",
+            fix="Add cronExpression, interval, rrule or dates; for a single campaign, use localTime.",
+        )  # fmt: skip
     campaign = await ctx.app.campaigns.create(
         message, send_at=fields.get("sendAt"), timezone=fields.get("timezone"), name=fields.get("name"),
         tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
@@ -257,15 +317,16 @@ async def create_campaign(body: CampaignIn, ctx: Context) -> Response:
 
 
 async def _create_recurring(
-    ctx: Context, fields: dict[str, Any], message: dict[str, Any], recurrence: dict[str, Any]
+    ctx: Context, fields: dict[str, Any], message: dict[str, Any], recurrence: dict[str, Any],
+    in_recipient_zones: bool,
 ) -> Response:  # fmt: skip
     """Create a schedule whose occurrences are campaigns."""
     optional = {"name": fields.get("name"), "timezone": fields.get("timezone")}
     body = {**{name: value for name, value in optional.items() if value is not None}, **recurrence, "topic": rows.TOPIC}
     _, spec, options = parse_schedule(ScheduleIn.model_validate(body), ctx.app.settings.default_timezone)
     schedule = await ctx.app.campaigns.repeat(
-        message, spec, send_at=fields.get("sendAt"), tenant_id=ctx.tenant_id, created_by=ctx.caller.actor,
-        connection=ctx.connection, **options,
+        message, spec, send_at=fields.get("sendAt"), in_recipient_zones=in_recipient_zones, tenant_id=ctx.tenant_id,
+        created_by=ctx.caller.actor, connection=ctx.connection, **options,
     )  # fmt: skip
     ctx.subject = schedule.id
     return json_response({
@@ -276,7 +337,7 @@ async def _create_recurring(
         "createdAt": format_utc(schedule.created_at), "createdBy": schedule.created_by,
         "updatedAt": format_utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None,
         "actualSendEnd": None,
-        "pinnedAt": None, "revision": schedule.revision,
+        "pinnedAt": None, "archivedAt": None, "revision": schedule.revision, "forecast": None,
     }, 201, {"Location": f"/api/v1/schedules/{schedule.id}"})  # fmt: skip
 
 
@@ -290,17 +351,28 @@ def _message_fields(body: RequestBody) -> dict[str, Any]:
 
 @routes.get("/campaigns", response_model=CampaignPage, **read_route())
 async def list_campaigns(
-    ctx: Context, limit: Limit = 50, cursor: Cursor = None, state: Annotated[CampaignStateName | None, Query()] = None
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None, state: Annotated[CampaignStateName | None, Query()] = None,
+    archived: Annotated[bool, Query(description="Only the archived campaigns, instead of the others.")] = False,
 ) -> Response:  # fmt: skip
     """List campaigns, newest first."""
-    page = await ctx.app.campaigns.list(state=state, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
+    page = await ctx.app.campaigns.list(
+        state=state, archived=archived, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor
+    )
     return page_response(page, [render_campaign(campaign) for campaign in page])
 
 
 @routes.get("/campaigns/{id}", response_model=CampaignOut, **read_route())
 async def get_campaign(id: Id, ctx: Context) -> Response:
     """Get a campaign and its progress."""
-    return campaign_response(ctx, await ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id))
+    campaign = await ctx.app.campaigns.get(id, tenant_id=ctx.tenant_id)
+    body = render_campaign(campaign)
+    if campaign.state is CampaignState.RUNNING:
+        forecast = await ctx.run(forecast_campaign, campaign, ctx.app.clock.now())
+        body["forecast"] = {
+            "rate": forecast.rate, "endsAt": format_utc(forecast.ends_at),
+            "waitingUntil": format_utc(forecast.waiting_until), "waitingForZone": forecast.waiting_for,
+        }  # fmt: skip
+    return json_response(body, 200, {"ETag": etag(campaign)})
 
 
 @routes.get("/campaigns/{id}/history", response_model=HistoryPage, **read_route())
@@ -380,6 +452,30 @@ async def approve_campaign(id: Id, ctx: Context) -> Response:
     return campaign_response(ctx, campaign)
 
 
+@routes.post("/campaigns/{id}/archive", response_model=CampaignOut, **change_route("campaign.archive", Role.EDITOR))
+async def archive_campaign(id: Id, ctx: Context) -> Response:
+    """Hide a campaign that has ended from lists. It is kept as long as others."""
+    campaign = await ctx.app.campaigns.archive(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return campaign_response(ctx, campaign)
+
+
+@routes.post(
+    "/campaigns/{id}/unarchive", response_model=CampaignOut, **change_route("campaign.unarchive", Role.EDITOR)
+)  # fmt: skip
+async def unarchive_campaign(id: Id, ctx: Context) -> Response:
+    """Show an archived campaign in lists again."""
+    campaign = await ctx.app.campaigns.archive(id, False, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return campaign_response(ctx, campaign)
+
+
+@routes.delete("/campaigns/{id}", response_model=CampaignOut, **change_route("campaign.delete", Role.EDITOR))
+async def delete_campaign(id: Id, ctx: Context) -> Response:
+    """Delete a campaign that is not being sent, with its results, and return it. Its history is kept."""
+    await _record_before(ctx, id)
+    campaign = await ctx.app.campaigns.delete(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return campaign_response(ctx, campaign)
+
+
 @routes.post("/campaigns/{id}/stop", response_model=CampaignOut, **change_route("campaign.stop", Role.OPERATOR))
 async def stop_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> Response:
     """Stop the campaign permanently.
@@ -411,19 +507,33 @@ async def retry_campaign(id: Id, ctx: Context, body: CampaignRetryIn | None = No
 async def test_campaign(id: Id, body: CampaignTestIn, ctx: Context) -> Response:
     """Send the message to the given test devices now. Test messages are not counted."""
     job = await ctx.app.campaigns.test(
-        id, tokens=body.tokens, user_ids=body.user_ids, tenant_id=ctx.tenant_id, connection=ctx.connection
-    )
+        id, tokens=body.tokens, user_ids=body.user_ids, variant=body.variant, tenant_id=ctx.tenant_id,
+        connection=ctx.connection,
+    )  # fmt: skip
     ctx.subject = id
     return json_response({"jobId": job.id}, 202, {"Location": f"/api/v1/jobs/{job.id}"})
 
 
 @routes.get("/campaigns/{id}/preview", response_model=MessagePreview, **read_route())
 async def preview_campaign(
-    id: Id, ctx: Context, user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None
+    id: Id, ctx: Context, user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None,
+    variant: Annotated[str | None, Query(max_length=20)] = None,
 ) -> Response:  # fmt: skip
     """Return the exact FCM request for the first device of a user, or for an example whose placeholders are empty."""
-    request = await ctx.app.campaigns.preview(id, user_id=user_id, tenant_id=ctx.tenant_id)
+    request = await ctx.app.campaigns.preview(id, user_id=user_id, variant=variant, tenant_id=ctx.tenant_id)
     return json_response({"request": request})
+
+
+@routes.get("/campaigns/{id}/results", response_model=CampaignResults, **read_route())
+async def get_campaign_results(id: Id, ctx: Context) -> Response:
+    """Return the results of each variant, with the opens that apps reported."""
+    results = await ctx.app.campaigns.results(id, tenant_id=ctx.tenant_id)
+    return json_response({"items": [
+        {"variant": each.variant, "sending": each.sending, "accepted": each.accepted, "refused": each.refused,
+         "unknown": each.unknown, "unsent": each.unsent, "held": each.held, "opened": each.opened,
+         "openRate": each.open_rate}
+        for each in results
+    ]})  # fmt: skip
 
 
 @routes.get("/campaigns/{id}/timetable", response_model=TimetableOut, **read_route())

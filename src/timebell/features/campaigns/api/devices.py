@@ -42,6 +42,7 @@ from timebell.features.campaigns.model.device_import import (
 )
 from timebell.features.campaigns.store import devices as rows
 from timebell.model.operation import Operation, OperationKind, OperationState, StepResult
+from timebell.model.payload import read_json
 from timebell.store.cluster import operations
 from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
@@ -143,12 +144,19 @@ async def list_devices(
     ctx: Context, limit: Limit = 50, cursor: Cursor = None,
     user_id: Annotated[str | None, Query(alias="userId", max_length=200)] = None,
     token: Annotated[str | None, Query(max_length=4096)] = None,
+    token_prefix: Annotated[str | None, Query(alias="tokenPrefix", min_length=8, max_length=4096)] = None,
+    filters: Annotated[
+        str | None, Query(max_length=8192, description="Filters of a campaign, as JSON.")
+    ] = None,
 ) -> Response:  # fmt: skip
-    """List devices: all, those of a user, or the one with a token."""
+    """List devices: all, those of a user, those whose token begins with a text, that match filters, or with a token."""
     if token is not None:
         match = await ctx.run(rows.find_by_token, ctx.tenant_id, token)
         return json_response({"items": [] if match is None else [render_device(match)], "nextCursor": None})
-    page = await ctx.app.devices.list(user_id=user_id, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
+    page = await ctx.app.devices.list(
+        None if filters is None else read_json(filters.encode(), "filters"), user_id=user_id, token_prefix=token_prefix,
+        tenant_id=ctx.tenant_id, limit=limit, cursor=cursor,
+    )  # fmt: skip
     return page_response(page, [render_device(device) for device in page])
 
 

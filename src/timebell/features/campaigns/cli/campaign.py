@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,11 +13,16 @@ from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import server_client
 
+if TYPE_CHECKING:
+    from timebell.cli.remote import ServerClient
+
 campaign = Group("Campaigns: one push to many devices.")
 campaign_id_argument = click.argument("id", metavar="ID", help="Campaign id.")
 reason_option = click.option("--reason", metavar="TEXT", help="Reason, shown to other users.")
 WATCH_END_STATES = ("completed", "partly_sent", "failed", "stopped", "paused")
 POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
+RECONNECT_INTERVAL_SECONDS = 2.0
+MAX_OUTAGE_SECONDS = 600.0  # of the server, with --watch
 
 
 @campaign.command()
@@ -30,6 +36,7 @@ POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
 @click.option("--at", metavar="TIME", help="Send time.  [default: now]")
 @click.option("--timezone", "--tz", metavar="ZONE")
 @click.option("--cron", metavar="EXPR", help="Send repeatedly; requires --name.")
+@click.option("--recipient-zones", is_flag=True, help="The times of --cron are local times of each recipient.")
 @click.option("--name", metavar="NAME")
 @output_option
 def create(
@@ -41,6 +48,7 @@ def create(
     at: str | None,
     timezone: str | None,
     cron: str | None,
+    recipient_zones: bool,
     name: str | None,
     output: str | None,
 ) -> None:
@@ -51,24 +59,25 @@ def create(
     fields = parse_json("@-" if message == "-" else message, "campaign") or {}
     flags = {
         "title": title, "body": body, "data": parse_json(data, "--data"), "sendAt": at, "timezone": timezone,
-        "cronExpression": cron, "name": name,
+        "cronExpression": cron, "name": name, "inRecipientZones": recipient_zones or None,
     }  # fmt: skip
     fields |= {field: value for field, value in flags.items() if value is not None}
     if filters:
-        fields["filters"] = {**fields.get("filters", {}), **_parse_filters(parse_pairs(filters, "--filter") or {})}
+        fields["filters"] = {**fields.get("filters", {}), **parse_filters(parse_pairs(filters, "--filter") or {})}
     _print_campaign(remote.request("POST", "/campaigns", fields), remote.settings.output)
 
 
 @campaign.command("list")
 @click.option("--state", metavar="STATE", help="pending, running, paused, ...")
+@click.option("--archived", is_flag=True, help="Only archived campaigns, instead of the others.")
 @click.option("--limit", type=int, default=50, show_default=True, metavar="N")
 @output_option
-def list_(state: str | None, limit: int, output: str | None) -> None:
+def list_(state: str | None, archived: bool, limit: int, output: str | None) -> None:
     """List campaigns, newest first."""
     from timebell.cli.inputs import print_list
 
     remote = server_client(output)
-    rows = remote.list_items("/campaigns", {"state": state}, limit)
+    rows = remote.list_items("/campaigns", {"state": state, "archived": archived}, limit)
     print_list(rows, remote.settings.output, ("ID", "NAME", "STATE", "SEND AT", "SENT"), lambda row: (
         row["id"], row["name"] or "-", row["state"], row["sendAt"], f"{row['totalSent']:,}",
     ))  # fmt: skip
@@ -79,7 +88,10 @@ def list_(state: str | None, limit: int, output: str | None) -> None:
 @click.option("--watch", "-w", is_flag=True, help="Wait until it finishes or pauses.")
 @output_option
 def status(id: str, watch: bool, output: str | None) -> None:
-    """Show the progress of a campaign; with --watch exit 1 if it did not complete."""
+    """Show the progress of a campaign; with --watch exit 1 if it did not complete.
+
+    --watch survives a restart of the server.
+    """
     from threading import Event
 
     from timebell.cli.output import print_message
@@ -89,10 +101,30 @@ def status(id: str, watch: bool, output: str | None) -> None:
     while watch and record["state"] not in WATCH_END_STATES:
         print_message(_format_progress(record))
         Event().wait(POLL_INTERVAL_SECONDS)
-        record = remote.request("GET", f"/campaigns/{id}")
+        record = _request_patiently(remote, f"/campaigns/{id}")
     _print_campaign(record, remote.settings.output)
     if watch and record["state"] != "completed":
         raise click.exceptions.Exit(FAILED)
+
+
+def _request_patiently(remote: ServerClient, path: str) -> dict[str, Any]:
+    """GET a record, and repeat it while the server restarts. Raises ServerUnreachable, ServerError in the end."""
+    from threading import Event
+
+    from timebell.cli.output import print_message
+    from timebell.errors import ServerError, ServerUnreachable
+
+    for failures in itertools.count(1):
+        try:
+            record: dict[str, Any] = remote.request("GET", path)
+            return record
+        except (ServerUnreachable, ServerError) as error:
+            if failures * RECONNECT_INTERVAL_SECONDS >= MAX_OUTAGE_SECONDS:
+                raise
+            if failures == 1:
+                print_message(f"{error} Trying again.")
+        Event().wait(RECONNECT_INTERVAL_SECONDS)
+    raise AssertionError
 
 
 @campaign.command()
@@ -185,6 +217,36 @@ def stop(id: str, reason: str | None, yes: bool, output: str | None) -> None:
 
 @campaign.command()
 @campaign_id_argument
+@output_option
+def archive(id: str, output: str | None) -> None:
+    """Hide a campaign that has ended from lists."""
+    _post_action(id, "archive", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@output_option
+def unarchive(id: str, output: str | None) -> None:
+    """Show an archived campaign in lists again."""
+    _post_action(id, "unarchive", None, output)
+
+
+@campaign.command()
+@campaign_id_argument
+@yes_option
+def delete(id: str, yes: bool) -> None:
+    """Delete a campaign that is not being sent, and its results."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
+
+    if not confirm(f"Delete campaign {id} and its results?", yes=yes):
+        raise click.exceptions.Exit(FAILED)
+    server_client(None).request("DELETE", f"/campaigns/{id}")
+    print_message(f"Deleted campaign {id}.")
+
+
+@campaign.command()
+@campaign_id_argument
 @click.option("--unknown", is_flag=True, help="Also retry recipients with an unknown outcome.")
 @output_option
 def retry(id: str, unknown: bool, output: str | None) -> None:
@@ -210,7 +272,7 @@ def _post_action(id_: str, action: str, body: Any, output: Any) -> None:
     _print_campaign(remote.request("POST", f"/campaigns/{id_}/{action}", body), remote.settings.output)
 
 
-def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
+def parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
     """Convert `--filter` flags: digits, true/false and JSON are typed; an unknown name is a device attribute."""
     from timebell.features.campaigns.model.filters import FILTER_NAMES
     from timebell.model.payload import read_json
@@ -230,7 +292,17 @@ def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
 def _format_progress(record: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {state}" for state, count in record["counts"].items() if count)
     total = "" if record["expected"] is None else f" of {record['expected']:,}"
-    return f"{record['state']}  {counts or 'none sent yet'}{total}"
+    return f"{record['state']}  {counts or 'none sent yet'}{total}{_format_forecast(record.get('forecast') or {})}"
+
+
+def _format_forecast(forecast: Mapping[str, Any]) -> str:
+    text = ""
+    if forecast.get("waitingUntil"):
+        zone = f" for {forecast['waitingForZone']}" if forecast["waitingForZone"] else ""
+        text += f", waiting until {forecast['waitingUntil']}{zone}"
+    elif forecast.get("rate"):
+        text += f", {forecast['rate']:,.{0 if forecast['rate'] >= 1 else 1}f} per second"
+    return f"{text}, ends about {forecast['endsAt']}" if forecast.get("endsAt") else text
 
 
 def _print_campaign(record: Mapping[str, Any], output_format: str) -> None:

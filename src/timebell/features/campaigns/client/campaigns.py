@@ -17,17 +17,19 @@ from timebell.features.campaigns.client.devices import device_not_found
 from timebell.features.campaigns.engine import content
 from timebell.features.campaigns.model.campaign import CampaignState, Timetable, build_timetable
 from timebell.features.campaigns.model.campaign import Throttle as _Throttle
-from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan, zone_or_default
+from timebell.features.campaigns.model.campaign_plan import EARLIEST_ZONE, Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
-from timebell.features.campaigns.store import campaigns, devices
+from timebell.features.campaigns.model.forecast import Forecast
+from timebell.features.campaigns.store import campaigns, devices, progress, results
 from timebell.features.campaigns.store.campaigns import no_such_campaign
+from timebell.features.campaigns.store.results import VariantResult
 from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.model.target import InternalTarget
-from timebell.recurrence import Spec
+from timebell.recurrence import Spec, zone
 from timebell.store.dialects.base import Store
 
 MAX_TEST_DEVICES = 100
@@ -70,10 +72,13 @@ class Campaigns:
         return campaign
 
     async def repeat(
-        self, /, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None, connection: Any = None,
-        **options: Any,
+        self, /, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None,
+        in_recipient_zones: bool = False, connection: Any = None, **options: Any,
     ) -> Schedule:  # fmt: skip
         """Create a schedule whose every occurrence is a campaign to the devices registered at that time.
+
+        With `in_recipient_zones` the times of the recurrence are local times of each recipient, and `timezone` is the
+        zone of recipients whose zone is unknown.
 
         `options` are those of `schedule_repeat` (name, timezone, catch_up, ...). Raises the errors of `create` and
         `schedule_repeat`.
@@ -89,7 +94,11 @@ class Campaigns:
         await self._run(connection, campaigns.require_audience, options.get("tenant_id", "default"), plan)
         options.setdefault("name", f"campaign {new_id(now)}")
         target = InternalTarget(campaigns.TARGET)
-        schedule_options = {**options, "payload": {"campaign": plan.to_json()}, "target": target}
+        payload: dict[str, Any] = {"campaign": plan.to_json()}
+        if in_recipient_zones:  # an occurrence starts when its time comes in the first zone, and walks all zones
+            payload["recipientsTimezone"] = zone(options.get("timezone") or self._default_timezone or "UTC").name
+            options["timezone"] = EARLIEST_ZONE
+        schedule_options = {**options, "payload": payload, "target": target}
         draft = self._schedules.draft(campaigns.TOPIC, recurrence, schedule_options, now)
         return await self._schedules.put(draft, replace=False, connection=connection)
 
@@ -126,11 +135,17 @@ class Campaigns:
         """Return a campaign. Raises NotFound (CAMPAIGN_NOT_FOUND)."""
         return await self._run_on_campaign(connection, campaigns.find_campaign, tenant_id, id)
 
+    async def forecast(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Forecast:
+        """Return the speed of a campaign, its expected end, and what it waits for. Raises NotFound."""
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        found: Forecast = await self._run(connection, progress.forecast_campaign, campaign, self._clock.now())
+        return found
+
     async def list(
-        self, *, state: str | None = None, tenant_id: str = "default", limit: int = 50, cursor: str | None = None,
-        connection: Any = None,
+        self, *, state: str | None = None, archived: bool = False, tenant_id: str = "default", limit: int = 50,
+        cursor: str | None = None, connection: Any = None,
     ) -> Page[Campaign]:  # fmt: skip
-        """Return a page of campaigns, newest first. Raises InvalidInput."""
+        """Return a page of campaigns, newest first: the archived ones, or the others. Raises InvalidInput."""
         before = page.validate_paging(limit, cursor)
         campaign_page: Page[Campaign] = await self._run(
             connection,
@@ -139,6 +154,7 @@ class Campaigns:
             limit,
             before,
             None if state is None else _parse_state(state),
+            archived,
         )
         return campaign_page
 
@@ -178,6 +194,18 @@ class Campaigns:
             connection, campaigns.stop_campaign, tenant_id, id, reason, self._clock.now()
         )
 
+    async def archive(
+        self, id: str, archived: bool = True, *, tenant_id: str = "default", connection: Any = None
+    ) -> Campaign:  # fmt: skip
+        """Hide an ended campaign from lists, or show it again. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
+        return await self._run_on_campaign(
+            connection, campaigns.archive_campaign, tenant_id, id, archived, self._clock.now()
+        )
+
+    async def delete(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Campaign:
+        """Delete a campaign that is not being sent, and its results. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
+        return await self._run_on_campaign(connection, campaigns.delete_campaign, tenant_id, id, self._clock.now())
+
     async def retry(
         self, id: str, *, unknown: bool = False, tenant_id: str = "default", connection: Any = None
     ) -> Campaign:  # fmt: skip
@@ -194,14 +222,15 @@ class Campaigns:
         )
 
     async def test(
-        self, id: str, *, tokens: Sequence[str] = (), user_ids: Sequence[str] = (), tenant_id: str = "default",
-        connection: Any = None,
+        self, id: str, *, tokens: Sequence[str] = (), user_ids: Sequence[str] = (), variant: str | None = None,
+        tenant_id: str = "default", connection: Any = None,
     ) -> NewJob:  # fmt: skip
-        """Send the message now only to these tokens and users, in a separate job that no counter includes.
+        """Send the message, or one of its variants, now only to these tokens and users, in a separate job.
 
-        Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
+        No counter includes it.         Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        _check_variant(campaign, variant)
         test_tokens = [*tokens]
         for user_id in user_ids:
             user_devices = await self._run(connection, devices.list_user_devices, tenant_id, user_id)
@@ -211,8 +240,9 @@ class Campaigns:
                 f"The test has {len(test_tokens)} devices.", code="TEST_DEVICES_MISSING",
                 fix=f"Specify tokens, or userIds with registered devices: 1 to {MAX_TEST_DEVICES} devices in total.",
             )  # fmt: skip
-        plan = campaign.plan.personalize({"campaignId": campaign.id}) if campaign.plan.is_personal else campaign.plan
-        test_content = content.build_content(plan, f"test-{campaign.id}")
+        plan = campaign.plan.for_variant(variant)
+        plan = plan.personalize({"campaignId": campaign.id}) if campaign.plan.is_personal else plan
+        test_content = content.build_content(plan, f"test-{campaign.id}", campaign.id)
         target = {
             "kind": "push", "tokens": test_tokens, "title": test_content.title, "body": test_content.body,
             "data": dict(test_content.data), "ttl": test_content.ttl, "collapseKey": test_content.collapse_key,
@@ -225,20 +255,38 @@ class Campaigns:
         return job
 
     async def preview(
-        self, id: str, *, user_id: str | None = None, tenant_id: str = "default", connection: Any = None
-    ) -> dict[str, Any]:
+        self, id: str, *, user_id: str | None = None, variant: str | None = None, tenant_id: str = "default",
+        connection: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the exact request that is sent to FCM for the first device of a user, or for an example.
+
+        In the specified variant, otherwise in that of the user.
 
         The placeholders of the example have their fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        _check_variant(campaign, variant)
         device = None
         if user_id is not None:
             found = await self._run(connection, devices.list_user_devices, tenant_id, user_id, 1)
             if not found:
                 raise device_not_found(f"of user {user_id}")
             device = found[0]
-        return content.preview_request(campaign, self._clock.now(), device)
+        return content.preview_request(campaign, self._clock.now(), device, variant)
+
+    async def results(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Sequence[VariantResult]:
+        """Return the results of each variant, and of the recipients without one. Raises NotFound."""
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        found: Sequence[VariantResult] = await self._run(connection, results.count_results, campaign)
+        return found
+
+    async def report_open(
+        self, id: str, token: str, *, tenant_id: str = "default", connection: Any = None
+    ) -> bool:  # fmt: skip
+        """Record that the device with a token opened the message; False if it did not get it. Raises NotFound."""
+        campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
+        is_recipient: bool = await self._run(connection, results.record_open, campaign, token, self._clock.now())
+        return is_recipient
 
     async def timetable(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Timetable:
         """Return when each time zone is sent to, for the devices registered now. Raises NotFound."""
@@ -334,6 +382,15 @@ def _parse_message(message: Mapping[str, Any]) -> CampaignPlan:
     plan = CampaignPlan.from_json(message)
     content.check_message(plan)
     return plan
+
+
+def _check_variant(campaign: Campaign, name: str | None) -> None:
+    names = [variant.name for variant in campaign.plan.experiment.variants]
+    if name is not None and name not in names:
+        raise InvalidInput(
+            f"The campaign has no variant {name!r:.40}.", code="UNKNOWN_VARIANT",
+            fix=f"It has: {', '.join(names) or 'none'}.",
+        )  # fmt: skip
 
 
 def _parse_state(word: str) -> CampaignState:

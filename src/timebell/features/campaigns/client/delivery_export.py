@@ -18,7 +18,7 @@ EXPORT_PAGE_SIZE = 500  # recipients per query
 MEDIA_TYPES = {"csv": "text/csv", "ndjson": "application/x-ndjson"}
 COLUMNS = (
     "deviceId", "userId", "state", "code", "messageId", "chunk", "attempts", "possibleDuplicates", "startedAt",
-    "endedAt",
+    "endedAt", "variant", "openedAt",
 )  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def render_delivery(row: Mapping[str, Any]) -> dict[str, Any]:
         "messageId": row["message_id"], "chunk": row["chunk"], "attempts": row["sends"],
         "possibleDuplicates": max(0, row["unknown_sends"] - (row["state"] != "accepted")),
         "startedAt": _format_time(row["started_at"]), "endedAt": _format_time(row["ended_at"]),
+        "variant": row["variant"], "openedAt": _format_time(row["opened_at"]),
     }  # fmt: skip
 
 

@@ -95,10 +95,13 @@ class Devices:
         return deleted
 
     async def list(
-        self, filters: Mapping[str, Any] | None = None, *, user_id: str | None = None, tenant_id: str = "default",
-        limit: int = 50, cursor: str | None = None, connection: Any = None,
+        self, filters: Mapping[str, Any] | None = None, *, user_id: str | None = None, token_prefix: str | None = None,
+        tenant_id: str = "default", limit: int = 50, cursor: str | None = None, connection: Any = None,
     ) -> Page[Device]:  # fmt: skip
-        """Return a page of devices. Raises InvalidInput (INVALID_FILTER)."""
+        """Return a page of devices: that match filters, of a user, and whose token begins with a text.
+
+        Raises InvalidInput (INVALID_FILTER).
+        """
         page.validate_paging(limit, None)
         device_page: Page[Device] = await self._run(
             connection,
@@ -109,6 +112,7 @@ class Devices:
             Filters.from_json(filters),
             user_id,
             self._clock.now(),
+            token_prefix,
         )
         return device_page
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from timebell.features.campaigns.client.audiences import Audiences
 from timebell.features.campaigns.client.campaigns import Campaigns
 from timebell.features.campaigns.client.devices import Devices
+from timebell.features.campaigns.client.segments import Segments
 from timebell.sync import BlockingMethod, BlockingNamespace
 
 
@@ -15,14 +16,19 @@ class BlockingCampaigns(BlockingNamespace[Campaigns]):
     repeat = BlockingMethod(Campaigns.repeat)
     edit = BlockingMethod(Campaigns.edit)
     get = BlockingMethod(Campaigns.get)
+    forecast = BlockingMethod(Campaigns.forecast)
     list = BlockingMethod(Campaigns.list)
     start = BlockingMethod(Campaigns.start)
     pause = BlockingMethod(Campaigns.pause)
     resume = BlockingMethod(Campaigns.resume)
     stop = BlockingMethod(Campaigns.stop)
+    archive = BlockingMethod(Campaigns.archive)
+    delete = BlockingMethod(Campaigns.delete)
     retry = BlockingMethod(Campaigns.retry)
     test = BlockingMethod(Campaigns.test)
     preview = BlockingMethod(Campaigns.preview)
+    results = BlockingMethod(Campaigns.results)
+    report_open = BlockingMethod(Campaigns.report_open)
     timetable = BlockingMethod(Campaigns.timetable)
     deliveries = BlockingMethod(Campaigns.deliveries)
     remaining = BlockingMethod(Campaigns.remaining)
@@ -50,3 +56,13 @@ class BlockingDevices(BlockingNamespace[Devices]):
     delete_tokens = BlockingMethod(Devices.delete_tokens)
     list = BlockingMethod(Devices.list)
     count = BlockingMethod(Devices.count)
+
+
+class BlockingSegments(BlockingNamespace[Segments]):
+    """`app.sync.segments`."""
+
+    put = BlockingMethod(Segments.put)
+    get = BlockingMethod(Segments.get)
+    count = BlockingMethod(Segments.count)
+    list = BlockingMethod(Segments.list)
+    delete = BlockingMethod(Segments.delete)

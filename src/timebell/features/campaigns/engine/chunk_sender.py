@@ -208,18 +208,22 @@ async def _sleep(seconds: float) -> None:
 
 def _build_messages(campaign: Campaign, recipients: Sequence[Recipient], now: datetime) -> list[Message]:
     """Return one message per recipient; content that is the same for several recipients is encoded once."""
-    encoded: dict[str, EncodedContent] = {}
+    encoded: dict[tuple[str, str | None], EncodedContent] = {}
+    names = [None, *(variant.name for variant in campaign.plan.experiment.variants)]
+    plans = {name: campaign.plan.for_variant(name) for name in names}
     messages = []
     is_personal = campaign.plan.is_personal
     for recipient in recipients:
         notification_id = campaign.plan.notification_id_for(
             campaign.id, campaign.schedule_id, recipient.id, recipient.user_id
         )
+        plan = plans[recipient.variant]
         if is_personal:
-            content = build_content(campaign.plan.personalize(recipient.values), notification_id)
+            content = build_content(plan.personalize(recipient.values), notification_id, campaign.id)
             messages.append(Message("token", recipient.token, EncodedContent(content, now)))
             continue
-        if notification_id not in encoded:
-            encoded[notification_id] = EncodedContent(build_content(campaign.plan, notification_id), now)
-        messages.append(Message("token", recipient.token, encoded[notification_id]))
+        key = notification_id, recipient.variant
+        if key not in encoded:
+            encoded[key] = EncodedContent(build_content(plan, notification_id, campaign.id), now)
+        messages.append(Message("token", recipient.token, encoded[key]))
     return messages

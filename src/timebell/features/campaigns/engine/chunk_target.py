@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from timebell.errors import InvalidInput, NotFound, Refused
 from timebell.features.campaigns.engine.chunk_sender import ChunkSender
 from timebell.features.campaigns.engine.external_audience import AudienceReader
-from timebell.features.campaigns.model.campaign_plan import CampaignPlan
+from timebell.features.campaigns.model.campaign_plan import CampaignPlan, plan_for_occurrence
 from timebell.features.campaigns.push.target import PushTarget
 from timebell.features.campaigns.store import campaigns, chunks
 from timebell.observe.counters import LabeledCounter
@@ -22,6 +22,7 @@ log = logging.getLogger("timebell.campaigns")
 
 MAX_SENDING_CHUNKS = 4
 """Chunks that a node sends concurrently, each with a batch in flight: as many messages as FCM connections carry."""
+NODE_COUNT_TTL = timedelta(seconds=5)
 
 
 class CampaignTarget:
@@ -40,6 +41,7 @@ class CampaignTarget:
         self._audience_reader = audience_reader
         self._now = now
         self._slots = asyncio.Semaphore(MAX_SENDING_CHUNKS)
+        self._node_count, self._counted_at = 1, datetime.min.replace(tzinfo=UTC)
         self.messages = LabeledCounter()
         """Number of messages by outcome."""
 
@@ -69,6 +71,7 @@ class CampaignTarget:
         if number == 1 and (failed := await self._refresh_before_start(delivery)) is not None:
             return failed
         async with self._slots:  # waits here, and not while a chunk is open
+            provider.divide_quota(await self._count_nodes())
             if (blocked := await provider.ready()) is not None:
                 reason = f"{blocked.code}: {blocked.error}"
                 await self._store.run(chunks.block_campaign, campaign_id, delivery.job_id, reason, self._now())
@@ -82,6 +85,13 @@ class CampaignTarget:
                 )
                 return Outcome.ok({"campaignId": campaign_id, "sent": 0, "why": opened.reason})
             return await ChunkSender(self._store, provider, self._now, self.messages).send(delivery, opened)
+
+    async def _count_nodes(self) -> int:
+        """Return the number of nodes that send campaigns, at most NODE_COUNT_TTL old."""
+        if self._now() - self._counted_at > NODE_COUNT_TTL:
+            self._counted_at = self._now()
+            self._node_count = await self._store.run(campaigns.count_sending_nodes)
+        return self._node_count
 
     async def _refresh_audiences(self, tenant_id: str, names: Sequence[str], pin_campaign_id: str | None) -> Outcome:
         """Refresh audiences, and pin the recipients of a campaign to them, if specified."""
@@ -103,21 +113,28 @@ class CampaignTarget:
         campaign = await self._store.run(campaigns.find_campaign, delivery.tenant_id, delivery.payload["campaignId"])
         if campaign is None or campaign.started_at is not None or campaign.pinned_at is not None:
             return None
-        if not campaign.plan.filters.audiences or campaign.state not in ("pending", "running"):
+        audiences = await self._store.run(campaigns.find_audiences, campaign)
+        if not audiences or campaign.state not in ("pending", "running"):
             return None
         pin_campaign_id = campaign.id if campaign.plan.audience_pinned else None
-        outcome = await self._refresh_audiences(delivery.tenant_id, campaign.plan.filters.audiences, pin_campaign_id)
+        outcome = await self._refresh_audiences(delivery.tenant_id, audiences, pin_campaign_id)
         return None if outcome.delivered else outcome
 
     async def _create_for_occurrence(self, delivery: Delivery) -> Outcome:
         """Create the campaign of an occurrence of a recurring campaign."""
         try:
+            plan = CampaignPlan.from_json(delivery.payload["campaign"])
+            at, timezone = delivery.scheduled_at, delivery.timezone
+            if (recipients_timezone := delivery.payload.get("recipientsTimezone")) is not None:
+                timezone = recipients_timezone
+                if not delivery.occurrence_key.endswith(".manual"):  # a user who triggers it means now
+                    plan, at = plan_for_occurrence(plan, at, timezone)
             created = await self._store.run(
-                campaigns.create_for_occurrence, delivery.job_id, delivery.tenant_id,
-                CampaignPlan.from_json(delivery.payload["campaign"]), name=delivery.schedule_name,
-                schedule_id=delivery.schedule_id, at=delivery.scheduled_at, timezone=delivery.timezone, now=self._now(),
+                campaigns.create_for_occurrence, delivery.job_id, delivery.tenant_id, plan,
+                name=delivery.schedule_name, schedule_id=delivery.schedule_id, at=at, timezone=timezone,
+                now=self._now(),
             )  # fmt: skip
-        except InvalidInput as error:
+        except (InvalidInput, NotFound) as error:
             return Outcome.failed(error.code, error.message, retryable=False)
         return Outcome.ok({"campaignId": delivery.job_id, "created": created})
 

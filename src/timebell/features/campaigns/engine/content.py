@@ -12,15 +12,17 @@ from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPl
 from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.push.message import MAX_TAG_BYTES, Content, EncodedContent, Message
-from timebell.features.campaigns.store.walk import placeholder_values
+from timebell.features.campaigns.store.walk import placeholder_values, variant_of
 
 EXAMPLE_TOKEN = "the-token-of-a-device"  # noqa: S105
 _LONGEST_ID = "0" * 36
 
 
-def build_content(plan: CampaignPlan, notification_id: str) -> Content:
+def build_content(plan: CampaignPlan, notification_id: str, campaign_id: str) -> Content:
     """Return the message content for a notification id. Raises InvalidPayload (INVALID_BODY)."""
     data = plan.data_strings()
+    if plan.track_opens:
+        data["campaignId"] = campaign_id
     if plan.notification_id is not None:
         data.setdefault("notificationId", notification_id)
     tag = plan.collapse_key or notification_id
@@ -30,25 +32,32 @@ def build_content(plan: CampaignPlan, notification_id: str) -> Content:
 
 
 def check_message(plan: CampaignPlan) -> None:
-    """Check that FCM would accept the message in each language, with the fallbacks of its placeholders.
+    """Check that FCM would accept the message in each variant and language, with the fallbacks of its placeholders.
 
     Raises InvalidInput (INVALID_PUSH_MESSAGE, PUSH_MESSAGE_TOO_LARGE, INVALID_BODY).
     """
     notification_id = plan.notification_id_for(_LONGEST_ID, _LONGEST_ID, _LONGEST_ID, _LONGEST_ID)
-    for language in (None, *plan.translations):
-        personal = plan.personalize({"language": language}) if plan.is_personal else plan
-        message.check_content(build_content(personal, notification_id), "token")
+    for variant in (None, *(each.name for each in plan.experiment.variants)):
+        chosen = plan.for_variant(variant)
+        for language in (None, *chosen.translations):
+            personal = chosen.personalize({"language": language}) if plan.is_personal else chosen
+            message.check_content(build_content(personal, notification_id, _LONGEST_ID), "token")
 
 
-def preview_request(campaign: Campaign, now: datetime, device: Device | None = None) -> dict[str, Any]:
-    """Return the exact request that is sent to FCM for a device, as JSON; without one, with its fallbacks."""
+def preview_request(
+    campaign: Campaign, now: datetime, device: Device | None = None, variant: str | None = None
+) -> dict[str, Any]:
+    """Return the exact request that is sent to FCM for a device, as JSON; without one, with its fallbacks.
+
+    In the specified variant, otherwise in that of the device.
+    """
     device_id, user_id = ("the-id-of-a-device", "the-id-of-a-user") if device is None else (device.id, device.user_id)
     notification_id = campaign.plan.notification_id_for(campaign.id, campaign.schedule_id, device_id, user_id)
-    plan = campaign.plan
-    if plan.is_personal:
+    plan = campaign.plan.for_variant(variant or variant_of(campaign, device_id, user_id))
+    if campaign.plan.is_personal:
         values = {} if device is None else placeholder_values(campaign.id, device)
         plan = plan.personalize({"campaignId": campaign.id, "deviceId": device_id, **values})
-    encoded = EncodedContent(build_content(plan, notification_id), now)
+    encoded = EncodedContent(build_content(plan, notification_id, campaign.id), now)
     token = EXAMPLE_TOKEN if device is None else device.token
     request: dict[str, Any] = orjson.loads(Message("token", token, encoded).request())
     return request

@@ -51,11 +51,14 @@ class CampaignAction(StrEnum):
     RESUME = "resume"
     STOP = "stop"
     FINISH = "finish"
+    ARCHIVE = "archive"
+    DELETE = "delete"
     RETRY = "retry"
     """Send again to the recipients that were not reached; never to those whose push was accepted."""
 
 
 _S, _V = CampaignState, CampaignAction
+TERMINAL_STATES = (_S.STOPPED, _S.COMPLETED, _S.PARTLY_SENT, _S.FAILED)
 TRANSITIONS: dict[tuple[CampaignState, CampaignAction], CampaignState] = {
     (_S.PENDING, _V.EDIT): _S.PENDING,
     (_S.PENDING, _V.START): _S.RUNNING,
@@ -70,6 +73,9 @@ TRANSITIONS: dict[tuple[CampaignState, CampaignAction], CampaignState] = {
     (_S.COMPLETED, _V.RETRY): _S.RUNNING,
     (_S.PARTLY_SENT, _V.RETRY): _S.RUNNING,
     (_S.FAILED, _V.RETRY): _S.RUNNING,
+    (_S.PENDING, _V.DELETE): _S.PENDING,
+    **{(state, _V.ARCHIVE): state for state in TERMINAL_STATES},
+    **{(state, _V.DELETE): state for state in TERMINAL_STATES},
 }
 _NO_OP_ACTIONS = {
     (_S.RUNNING, _V.START), (_S.RUNNING, _V.RESUME), (_S.PAUSED, _V.PAUSE), (_S.STOPPED, _V.STOP),
@@ -193,6 +199,8 @@ class ExclusionReason(StrEnum):
     """Has got as many messages as the frequency cap allows."""
     OTHER_DEVICE = "otherDevice"
     """Another device of the same user was chosen."""
+    HOLD_OUT = "holdOut"
+    """Chosen to get no message, for comparison."""
     QUIET = "quiet"
     """Due during quiet hours whose policy is `skip`."""
     EXPIRED = "expired"

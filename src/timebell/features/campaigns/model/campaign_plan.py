@@ -17,6 +17,7 @@ from timebell.features.campaigns.model.campaign import (
     QuietHoursPolicy,
     RecipientCounts,
 )
+from timebell.features.campaigns.model.experiment import Experiment, parse_experiment
 from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.model.health import Health
 from timebell.model import mapping
@@ -28,6 +29,9 @@ NOTIFICATION_ID_ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "user
 MAX_OPEN_CHUNKS = 8
 """Chunks sent concurrently: enough to keep the provider busy, few enough to stop soon."""
 ADAPTIVE = "adaptive"
+EARLIEST_ZONE = "Etc/GMT-14"
+"""The zone in which every local time comes first, UTC+14."""
+EARLIEST_OFFSET = timedelta(hours=14)
 APPEARANCE_OPTIONS = (
     "image", "sound", "badge", "priority", "channel", "link", "actions", "analyticsLabel", "android", "apns", "webpush",
 )  # fmt: skip
@@ -35,7 +39,8 @@ _CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl", "translations", "ap
 OPTION_NAMES = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", *APPEARANCE_OPTIONS,
+    "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", "notify", "variants", "holdOut",
+    "trackOpens", *APPEARANCE_OPTIONS,
 )  # fmt: skip
 
 
@@ -83,6 +88,11 @@ class CampaignPlan:
     """Title and body by language tag, for recipients with that language."""
     appearance: Mapping[str, Any] = field(default_factory=dict)
     """Options of push/appearance.py, which checks them."""
+    experiment: Experiment = field(default_factory=Experiment)
+    track_opens: bool = False
+    """Send the id of the campaign to the app, so that it can report that the message was opened."""
+    notify: str | None = None
+    """The named target that receives the start, pauses, resumptions and the end."""
     content_live: bool = False
     """The message may be edited during sending; chunks already sent keep the old message."""
 
@@ -113,9 +123,10 @@ class CampaignPlan:
             max_error_rate=0.25 if (rate := _fraction(values, "maxErrorRate", 1.0)) is None else rate,
             translations=_translations(values),
             appearance={name: values[name] for name in APPEARANCE_OPTIONS if name in values},
+            experiment=_experiment(values), track_opens=_flag(values, "trackOpens"), notify=_text(values, "notify"),
             content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
         )  # fmt: skip
-        personalization.check_placeholders(plan.texts)
+        personalization.check_placeholders([*plan.texts, *plan.variant_texts])
         if plan.notification_id is not None:
             mapping.check_template({"notificationId": plan.notification_id}, NOTIFICATION_ID_ROOTS)
         if plan.marketing and not plan.filters.marketing_on:
@@ -145,7 +156,10 @@ class CampaignPlan:
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
             "audienceFormat": "pinned" if self.audience_pinned else None,
             "contentType": "live" if self.content_live else None,
-            "maxErrorRate": self.max_error_rate, "translations": self.translations or None, **self.appearance,
+            "variants": [variant.to_json() for variant in self.experiment.variants] or None,
+            "holdOut": self.experiment.hold_out or None, "trackOpens": self.track_opens or None,
+            "notify": self.notify, "maxErrorRate": self.max_error_rate,
+            "translations": self.translations or None, **self.appearance,
         }  # fmt: skip
         return {name: value for name, value in options.items() if value is not None}
 
@@ -160,8 +174,27 @@ class CampaignPlan:
 
     @property
     def is_personal(self) -> bool:
-        """True if recipients get different texts."""
-        return bool(self.translations) or personalization.has_placeholders(self.texts)
+        """True if texts depend on values of the recipient."""
+        has_languages = any("translations" in texts for texts in self.variant_texts)
+        return (
+            bool(self.translations)
+            or has_languages
+            or personalization.has_placeholders([*self.texts, *self.variant_texts])
+        )
+
+    @property
+    def variant_texts(self) -> list[Any]:
+        """The texts of the variants."""
+        return [dict(variant.texts) for variant in self.experiment.variants]
+
+    def for_variant(self, name: str | None) -> CampaignPlan:
+        """Return the plan with the texts of a variant; None: unchanged."""
+        for variant in self.experiment.variants:
+            if variant.name == name:
+                texts = dict(variant.texts)
+                image = {"image": texts.pop("image")} if "image" in texts else {}
+                return replace(self, appearance={**self.appearance, **image}, **texts)
+        return self
 
     def personalize(self, values: Mapping[str, Any]) -> CampaignPlan:
         """Return the plan with the texts of one recipient; `values` are those of the placeholders."""
@@ -253,7 +286,16 @@ def plan_zones(
 
 def earliest_send_at(plan: CampaignPlan, at: datetime) -> datetime:
     """Return the earliest instant at which a recipient may be due: local times are at most 14 hours ahead of UTC."""
-    return at if plan.local_time is None else plan.local_time.replace(tzinfo=UTC) - timedelta(hours=14)
+    return at if plan.local_time is None else plan.local_time.replace(tzinfo=UTC) - EARLIEST_OFFSET
+
+
+def plan_for_occurrence(plan: CampaignPlan, scheduled_at: datetime, timezone: str) -> tuple[CampaignPlan, datetime]:
+    """Return the plan and the send time of an occurrence in EARLIEST_ZONE, whose time applies in each zone.
+
+    `timezone` is the zone of recipients whose zone is unknown.
+    """
+    local_time = scheduled_at.astimezone(UTC).replace(tzinfo=None) + EARLIEST_OFFSET
+    return replace(plan, local_time=local_time), resolve_local(local_time, zone(timezone))[0]
 
 
 def next_zone(zones: Sequence[ZoneProgress], plan: CampaignPlan, now: datetime) -> tuple[ZoneProgress | None, datetime]:
@@ -334,6 +376,23 @@ class Campaign:
     """True once every recipient is in an opened chunk or excluded, and `excluded` is exact."""
     possible_duplicates: int = 0
     health: Health = field(default_factory=Health)
+    archived_at: datetime | None = None
+    deleted_at: datetime | None = None
+    stored_phase: str | None = field(default=None, compare=False)
+    """The phase in the database; None for a new campaign."""
+
+    @property
+    def phase(self) -> str:
+        """The part of its life that a campaign is in: pending, running, paused or ended."""
+        if self.state in (CampaignState.PENDING, CampaignState.PAUSED):
+            return self.state.value
+        is_ended = self.state is not CampaignState.RUNNING and not self.open_chunks
+        return "ended" if is_ended else "running"
+
+    @property
+    def experiment_seed(self) -> str:
+        """The seed of the choice of variants: the same for all occurrences of a recurring campaign."""
+        return self.schedule_id or self.id
 
     @property
     def filters(self) -> Filters:
@@ -488,6 +547,16 @@ def _translations(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         for name in texts:
             _text(texts, name)
     return {str(language): dict(texts) for language, texts in value.items()}
+
+
+def _experiment(options: Mapping[str, Any]) -> Experiment:
+    experiment = parse_experiment(options.get("variants"), options.get("holdOut"))
+    for variant in experiment.variants:
+        for name in ("title", "body", "image"):
+            _text(variant.texts, name)
+        _object(variant.texts, "data")
+        _translations(variant.texts)
+    return experiment
 
 
 def _canary(options: Mapping[str, Any]) -> Canary | None:

@@ -25,7 +25,8 @@ _FIELD_BY_FILTER = {
     "gender": "gender", "ageMin": "age_min", "ageMax": "age_max", "platform": "platform", "pushOnOff": "push_on",
     "marketingOnOff": "marketing_on", "topic": "topic", "language": "language", "timezone": "timezone",
     "seenWithinDays": "seen_within_days", "notSeenForDays": "not_seen_for_days", "attributes": "attributes",
-    "audience": "audience", "received": "received", "all": "all_of", "any": "any_of", "not": "none_of",
+    "audience": "audience", "segment": "segment", "received": "received",
+    "all": "all_of", "any": "any_of", "not": "none_of",
     "onePerUser": "one_per_user", "frequencyCap": "frequency_cap",
 }  # fmt: skip
 FILTER_NAMES = tuple(_FIELD_BY_FILTER)
@@ -79,6 +80,8 @@ class Filters:
     attributes: Mapping[str, tuple[Any, ...] | Range] = field(default_factory=dict)
     audience: tuple[str, ...] = ()
     """Names of audiences that are read from the customer's own database."""
+    segment: tuple[str, ...] = ()
+    """Names of segments; the store replaces them by their filters."""
     received: tuple[str, ...] = ()
     """Ids of campaigns whose message was accepted for the device."""
     all_of: tuple[Filters, ...] = ()
@@ -114,9 +117,19 @@ class Filters:
         return sorted({name for each in self.walk() for name in each.audience})
 
     @property
+    def segments(self) -> list[str]:
+        """The names of all segments, also of those in `not`."""
+        return sorted({name for each in self.walk() for name in each.segment})
+
+    @property
     def matching(self) -> Filters:
         """The conditions on a device alone: without consents and `frequency_cap`."""
         return replace(self, push_on=False, marketing_on=False, frequency_cap=None)
+
+
+def parse_segment(filters: Any) -> Filters:
+    """Parse the filters of a segment, which are conditions on a device alone. Raises InvalidInput (INVALID_FILTER)."""
+    return _parse(filters, 1)
 
 
 def _parse(filters: Any, depth: int) -> Filters:

@@ -7,7 +7,7 @@ from pathlib import Path
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.pages import NavigationEntry, Notice, Pages, SearchHit
 from timebell.dashboard.views import View
-from timebell.features.campaigns.pages import campaigns, form
+from timebell.features.campaigns.pages import campaigns, devices, form, segments
 from timebell.store.audit.overview import AttentionItem
 
 
@@ -27,7 +27,7 @@ async def search(view: View, text: str) -> list[SearchHit]:
 
 
 PAGES = Pages(
-    routers=(form.routes, campaigns.routes),
+    routers=(form.routes, segments.routes, devices.routes, campaigns.routes),
     templates=Path(__file__).parent / "templates",
     navigation=NavigationEntry(
         "campaigns", "/ui/campaigns", "Campaigns", "viewer",
@@ -36,6 +36,8 @@ PAGES = Pages(
     done_messages={
         "started": "Sending started.", "pausing": "Paused. Chunks in progress are completed.", "sending": "Resumed.",
         "approved": "Approved. Sending continues.", "stopping": "Stopped. Chunks in progress are completed.",
+        "archived": "Archived. It is listed under “Archived”.", "unarchived": "Listed again.",
+        "device-deleted": "Device deleted.", "segment-deleted": "Segment deleted.",
         "retrying": "Sending to the recipients not reached.", "tested": "Test sent as this job.",
     },
     describe_attention=describe_attention, search=search,

@@ -1,7 +1,8 @@
-"""The rows of the audience in the campaign form: one comparison each, all of which must match. Pure.
+"""The rows of the audience in the campaign form: one comparison each, all of which must match.
 
 A row becomes a member of `all` in the filters: `field{n}`, `op{n}` and `value{n}`. Attributes are named like columns of
-an import: `attributes.score:number`.
+an import: `attributes.score:number`. A segment or a campaign is a field of its own, `segment=Gold customers`, whose row
+has no value.
 """
 
 from __future__ import annotations
@@ -10,18 +11,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timebell.dashboard.fields import format_value, parse_number, text_fields
+from timebell.dashboard.views import View
 from timebell.errors import InvalidInput
+from timebell.features.campaigns.store import devices
 
 OPERATORS = (("is", "is"), ("not", "is not"), ("min", "at least"), ("max", "at most"))
 FIELDS = (
     ("platform", "Platform"), ("language", "Language"), ("gender", "Gender"), ("age", "Age"),
     ("timezone", "Time zone"), ("lastSeen", "Last seen, days ago"), ("topic", "Topic"), ("audience", "Audience"),
-    ("received", "Got campaign, id"),
 )  # fmt: skip
 ATTRIBUTE_PREFIX = "attributes."
+OBJECT_PREFIXES = ("segment=", "received=")
+MAX_CAMPAIGNS = 20
+"""Campaigns whose recipients can be chosen."""
 MAX_ROWS = 50
 _NUMBERS = {"age": {"min": "ageMin", "max": "ageMax"}, "lastSeen": {"min": "notSeenForDays", "max": "seenWithinDays"}}
 _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False}
+
+
+async def list_fields(view: View, form: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the fields that a condition can compare, with their labels.
+
+    They include attributes of devices, segments, the newest campaigns that have started, and what the form has.
+    """
+    kinds = await view.app.store.run(devices.sample_attributes, view.caller.tenant_id)
+    chosen = {text for name, text in form.items() if name.startswith("field")}
+    names = {f"{ATTRIBUTE_PREFIX}{name}{kind}" for name, kind in kinds.items()}
+    names |= {name for name in chosen if name.startswith(ATTRIBUTE_PREFIX)}
+    attributes = [(name, name.removeprefix(ATTRIBUTE_PREFIX).partition(":")[0]) for name in sorted(names)]
+    segments = (await view.get("/segments", limit=200))["items"]
+    campaigns = (await view.get("/campaigns", limit=MAX_CAMPAIGNS))["items"]
+    objects = {f"segment={each['name']}": f"In segment {each['name']}" for each in segments}
+    objects |= {
+        f"received={each['id']}": f"Got {each['name'] or each['title'] or 'campaign'}, {each['actualSendStart'][:10]}"
+        for each in campaigns
+        if each["actualSendStart"]
+    }
+    for name in sorted(chosen - objects.keys()):
+        if name.startswith(OBJECT_PREFIXES):
+            objects[name] = name.replace("segment=", "In segment ").replace("received=", "Got campaign ")
+    return [("", "Choose…"), *FIELDS, *attributes, *objects.items()]
 
 
 def count_rows(form: Mapping[str, str]) -> int:
@@ -37,15 +66,20 @@ def parse_rows(form: Mapping[str, str]) -> list[dict[str, Any]]:
     for n in range(1, count_rows(form) + 1):
         row = text_fields(form, f"field{n}", f"value{n}")
         if f"field{n}" in row:
-            if f"value{n}" not in row:
+            if f"value{n}" not in row and not row[f"field{n}"].startswith(OBJECT_PREFIXES):
                 raise _invalid(f"Condition {n} has no value", "Enter one, or several with commas between them.")
-            filters.append(_parse_row(row[f"field{n}"], form.get(f"op{n}", "is"), row[f"value{n}"]))
+            filters.append(_parse_row(row[f"field{n}"], form.get(f"op{n}", "is"), row.get(f"value{n}", "")))
     return filters
 
 
 def _parse_row(name: str, operator: str, text: str) -> dict[str, Any]:
     if operator == "not":
         return {"not": _parse_row(name, "is", text)}
+    if name.startswith(OBJECT_PREFIXES):
+        kind, _, chosen = name.partition("=")
+        if operator != "is":
+            raise _invalid(f"A {kind} is not a number", "Choose “is” or “is not”.")
+        return {kind: chosen}
     if name in _NUMBERS:
         names = _NUMBERS[name]
         if operator == "is" and name == "lastSeen":
@@ -107,6 +141,8 @@ def _to_row(filters: Mapping[str, Any]) -> tuple[str, str, str] | None:
             (operator, limit), *_ = value.items()
             return f"{ATTRIBUTE_PREFIX}{bare}:number", operator, format_value(limit)
         return (f"{ATTRIBUTE_PREFIX}{bare}{_kind_of(value)}", "is", _join(value)) if _is_plain(value) else None
+    if f"{name}=" in OBJECT_PREFIXES:
+        return (f"{name}={value}", "is", "") if isinstance(value, str) else None
     return (name, "is", _join(value)) if name in dict(FIELDS) and _is_plain(value) else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -26,9 +25,8 @@ STATE_LABELS = {
 GATE_REASONS = ("approval", "ceiling", "change", "canary")
 DELIVERY_STATES = {
     "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
-    "sending": "In progress", "remaining": "Not sent",
+    "sending": "In progress", "remaining": "Not sent", "held": "Held out",
 }  # fmt: skip
-PACE_WINDOW_SECONDS = 10.0  # the pace is averaged over this time
 AUDIENCE_TTL_SECONDS = 300.0
 PROVIDER_LIMIT = "FCM limit: 600,000 a minute by default"
 routes = APIRouter(route_class=PageRoute)
@@ -36,9 +34,13 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/campaigns")
 async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Response:
-    """List campaigns, newest first."""
-    page = await view.get("/campaigns", limit=50, cursor=cursor, state=state)
-    return view.render("campaigns", page=page, state=state, states=STATE_LABELS, state_label=state_label)
+    """List campaigns, newest first; `state=archived` lists the archived ones."""
+    is_archived = state == "archived"
+    page = await view.get(
+        "/campaigns", limit=50, cursor=cursor, **({"archived": "true"} if is_archived else {"state": state})
+    )
+    states = {**STATE_LABELS, "archived": ("skip", "Archived")}
+    return view.render("campaigns", page=page, state=state, states=states, state_label=state_label)
 
 
 @routes.get("/ui/campaigns/{id}")
@@ -61,6 +63,14 @@ async def timetable(id: str, view: CurrentView) -> Response:
     record = await view.get(f"/campaigns/{quote_segment(id)}")
     plan = await view.get(f"/campaigns/{quote_segment(id)}/timetable")
     return view.render("campaign_timetable", campaign=record, timetable=plan)
+
+
+@routes.get("/ui/campaigns/{id}/results")
+async def results(id: str, view: CurrentView) -> Response:
+    """Show the results of each variant. A separate request, because it counts all recipients."""
+    record = await view.get(f"/campaigns/{quote_segment(id)}")
+    rows = (await view.get(f"/campaigns/{quote_segment(id)}/results"))["items"]
+    return view.render("campaign_results", campaign=record, results=rows)
 
 
 @routes.get("/ui/campaigns/{id}/people")
@@ -103,13 +113,16 @@ async def send_test(id: str, view: CurrentView) -> Response:
 
 DONE_MESSAGES = {
     "start": "started", "pause": "pausing", "resume": "sending", "approve": "approved", "stop": "stopping",
-    "retry": "retrying",
+    "retry": "retrying", "archive": "archived", "unarchive": "unarchived",
 }  # fmt: skip
 
 
 @routes.post("/ui/campaigns/{id}/{verb}")
 async def perform_action(id: str, verb: str, view: CurrentView) -> Response:
-    """Start, pause, resume, approve or stop a campaign, or (`retry`) send to the recipients not reached."""
+    """Start, pause, resume, approve, stop, archive or delete a campaign, or (`retry`) send to those not reached."""
+    if verb == "delete":
+        await view.change("DELETE", f"/campaigns/{quote_segment(id)}")
+        return view.redirect("/ui/campaigns", "deleted")
     reason = view.form.get("reason", "").strip()
     body: dict[str, Any] | None = None
     if verb in ("pause", "stop"):
@@ -127,7 +140,10 @@ def needs_approval(record: Mapping[str, Any]) -> bool:
 
 def state_label(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the CSS class and label of a campaign's state."""
-    return ("retry", "Awaiting approval") if needs_approval(record) else STATE_LABELS[record["state"]]
+    if needs_approval(record):
+        return "retry", "Awaiting approval"
+    is_waiting = record["forecast"] is not None and record["forecast"]["waitingUntil"] is not None
+    return ("wait", "Waiting for zones") if is_waiting else STATE_LABELS[record["state"]]
 
 
 async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
@@ -149,8 +165,7 @@ async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
     total = max(audience_size, campaign.expected or 0)
 
     async def load() -> ChunkMap:
-        since = app.clock.now() - timedelta(seconds=PACE_WINDOW_SECONDS)
-        return await app.store.run(progress.build_chunk_map, campaign, total, since)
+        return await app.store.run(progress.build_chunk_map, campaign, total)
 
     chunk_map = await cache.cached("chunks", f"{tenant_id} {id_}", TILES_TTL_SECONDS, load)
     return chunk_map, audience_size
@@ -159,21 +174,19 @@ async def _load_chunks(view: View, id_: str) -> tuple[ChunkMap, int]:
 async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the progress of a campaign.
 
-    Recipients: `total`, `processed`, `remaining` (not sent to yet). `rate` is recipients per second, `eta` the time
-    until the end; None: not sending. `chunk_map` has the cells of the started chunks, `open_cells` is the number of
-    cells of chunks not started, `chunk_count` the number of all chunks.
+    Recipients: `total`, `processed`, `remaining` (not sent to yet). `chunk_map` has the cells of the started chunks,
+    `open_cells` is the number of cells of chunks not started, `chunk_count` the number of all chunks.
     """
     chunk_map, audience_size = await _load_chunks(view, record["id"])
     opened = record["opened"]
     processed = opened - record["counts"].get("pending", 0)
+    audience_size = round(audience_size * (1 - record.get("holdOut", 0)))
     total = opened
     if record["state"] not in ("completed", "partly_sent", "failed"):
         total = max(audience_size, opened, record["expected"] or 0)
-    rate = chunk_map.recently_ended / PACE_WINDOW_SECONDS if record["state"] == "running" else 0.0
     chunk_count = max(-(-total // record["chunkSize"]), sum(cell.chunks for cell in chunk_map.cells))
     return {
-        "total": total, "processed": processed, "remaining": max(0, total - opened), "rate": rate,
-        "eta": timedelta(seconds=round((total - processed) / rate)) if rate else None,
+        "total": total, "processed": processed, "remaining": max(0, total - opened),
         "rate_limit": format_rate_limit(record), "chunk_map": chunk_map, "chunk_count": chunk_count,
         "open_cells": max(0, -(-chunk_count // chunk_map.chunks_per_cell) - len(chunk_map.cells)),
     }  # fmt: skip

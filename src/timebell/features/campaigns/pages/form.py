@@ -11,7 +11,7 @@ from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.fields import default_timezone, submit, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
-from timebell.features.campaigns.pages.audience_rows import ATTRIBUTE_PREFIX, FIELDS, OPERATORS, count_rows
+from timebell.features.campaigns.pages.audience_rows import OPERATORS, count_rows, list_fields
 from timebell.features.campaigns.pages.form_body import (
     ACTION_ROWS,
     EDITABLE_FIELDS,
@@ -21,7 +21,6 @@ from timebell.features.campaigns.pages.form_body import (
     to_request_body,
 )
 from timebell.features.campaigns.pages.preview import build_preview
-from timebell.features.campaigns.store import devices
 from timebell.recurrence.zone_names import accepted_names as zone_names
 
 NEW_URL = "/ui/new/campaign"
@@ -86,15 +85,6 @@ async def _render_form(
     return view.render(
         "campaign_form", status, form=fields, problem=problem, preview=await build_preview(view, fields),
         zones=sorted(zone_names()), record=record, language_rows=count_language_rows(fields), action_rows=ACTION_ROWS,
-        condition_rows=count_rows(fields), operators=OPERATORS, condition_fields=await _list_fields(view, fields),
+        condition_rows=count_rows(fields), operators=OPERATORS, condition_fields=await list_fields(view, fields),
         form_url=NEW_URL if record is None else f"/ui/campaigns/{record['id']}/edit",
     )  # fmt: skip
-
-
-async def _list_fields(view: View, form: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the fields that a condition can compare, with their labels: with attributes of devices and of the form."""
-    kinds = await view.app.store.run(devices.sample_attributes, view.caller.tenant_id)
-    names = {f"{ATTRIBUTE_PREFIX}{name}{kind}" for name, kind in kinds.items()}
-    names |= {text for name, text in form.items() if name.startswith("field") and text.startswith(ATTRIBUTE_PREFIX)}
-    labels = [(name, name.removeprefix(ATTRIBUTE_PREFIX).partition(":")[0]) for name in sorted(names)]
-    return [("", "Choose…"), *FIELDS, *labels]

@@ -12,7 +12,9 @@ from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.campaign_plan import zone_or_default
 from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
 
-SEND_TIME_FIELDS = {"at": "sendAt", "local": "localTime", "cron": "cronExpression"}
+SEND_TIME_FIELDS = {
+    "at": "sendAt", "local": "localTime", "cron": "cronExpression", "localcron": "cronExpression",
+}  # fmt: skip
 EMPTY_FORM = {"when": "at", "at": "", "cron": "", "data": "", "filters": "", "chunkSize": "500",
               "chunkDelayMs": "2000"}  # fmt: skip
 TEXT_FIELDS = (
@@ -20,10 +22,10 @@ TEXT_FIELDS = (
     "analyticsLabel",
 )  # fmt: skip
 NUMBER_FIELDS = ("ttl", "badge", "chunkSize", "maxRecipients", "approveAbove")
-JSON_FIELDS = ("data", "filters", "android", "apns", "webpush")
+JSON_FIELDS = ("data", "filters", "variants", "android", "apns", "webpush")
 EDITABLE_FIELDS = (
     *TEXT_FIELDS, *NUMBER_FIELDS, *JSON_FIELDS, "marketing", "translations", "actions", "chunkDelayMs", "quietHours",
-    "canary", "localTime",
+    "canary", "localTime", "holdOut", "trackOpens",
 )  # fmt: skip
 """Fields of a campaign that the form sets; an empty one resets the field of an edited campaign."""
 MAX_ROWS = 50
@@ -51,6 +53,7 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
         body["filters"] = {**filters, **required}
     if form.get("marketing"):
         body["marketing"] = True
+    body |= _parse_experiment(form)
     if delay := form.get("chunkDelayMs", "").strip():
         body["chunkDelayMs"] = delay if delay == "adaptive" else parse_number("chunkDelayMs", delay)
     if quiet := text_fields(form, "quietStart", "quietEnd"):
@@ -64,16 +67,16 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
     return body
 
 
-def _parse_send_time(form: Mapping[str, str]) -> dict[str, str]:
+def _parse_send_time(form: Mapping[str, str]) -> dict[str, Any]:
     when = form.get("when", "at")
     if when == "now":
         return {}
-    text = form.get("cron" if when == "cron" else "at", "").strip()
+    text = form.get("cron" if when.endswith("cron") else "at", "").strip()
     if when not in SEND_TIME_FIELDS or not text:
         raise InvalidInput(
             "The campaign has no send time.", code="INVALID_CAMPAIGN", fix="Enter one, e.g. 2027-01-01T09:00."
         )
-    return {SEND_TIME_FIELDS[when]: text}
+    return {SEND_TIME_FIELDS[when]: text} | ({"inRecipientZones": True} if when == "localcron" else {})
 
 
 def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -94,6 +97,28 @@ def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
             )
         translations[row[f"language{n}"]] = texts
     return translations
+
+
+def _parse_experiment(form: Mapping[str, str]) -> dict[str, Any]:
+    variants, share = _parse_variants(form), parse_number("holdOut", form.get("holdOut", ""))
+    options = {
+        "variants": variants or None, "holdOut": None if share is None else share / 100,
+        "trackOpens": bool(form.get("trackOpens")) or None,
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _parse_variants(form: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the two variants of the form: the message as it is, and with the texts of variant B."""
+    texts = text_fields(form, "titleB", "bodyB", "imageB")
+    if not texts:
+        return []
+    share = parse_number("shareB", form.get("shareB", ""))
+    share = 0.5 if share is None else share / 100
+    return [
+        {"name": "A", "share": round(1 - share, 6)},
+        {"name": "B", "share": share, **{name.removesuffix("B"): text for name, text in texts.items()}},
+    ]
 
 
 def _parse_actions(form: Mapping[str, str]) -> list[dict[str, str]]:
@@ -133,6 +158,11 @@ def to_form(record: Mapping[str, Any]) -> dict[str, str]:
     form |= {
         name: json.dumps(documents[name], ensure_ascii=False, indent=2) for name in JSON_FIELDS if documents.get(name)
     }
+    form |= _variant_fields(form, record.get("variants", []))
+    if record.get("holdOut"):
+        form["holdOut"] = format_value(round(100 * record["holdOut"], 4))
+    if record.get("trackOpens"):
+        form["trackOpens"] = "1"
     form |= {"when": "at", "at": _format_local(record["sendAt"], record["timezone"])}
     if record.get("localTime"):
         form |= {"when": "local", "at": record["localTime"].removesuffix(":00")}
@@ -147,6 +177,18 @@ def to_form(record: Mapping[str, Any]) -> dict[str, str]:
     if canary := record.get("canary"):
         form |= {"canarySize": str(canary["size"]), "canaryRate": format_value(100 * canary["maxErrorRate"])}
     return form
+
+
+def _variant_fields(form: dict[str, str], variants: Any) -> dict[str, str]:
+    """Return the fields of variant B, instead of the JSON of the variants, if they are as the form makes them."""
+    fields = {}
+    if len(variants) == 2:
+        fields = {f"{name}B": value for name, value in variants[1].items() if name in ("title", "body", "image")}
+        fields |= {"shareB": format_value(round(100 * variants[1]["share"], 4))}
+    if not fields or _parse_variants(fields) != variants:
+        return {}
+    del form["variants"]
+    return fields
 
 
 def _format_local(instant: str | None, timezone: str | None) -> str:

@@ -68,7 +68,8 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
 async def _preview_samples(view: View, draft: Campaign, user_id: str) -> list[dict[str, Any]]:
     """Return the messages to a user, or to the first recipients if the message is personal; otherwise an example.
 
-    Each has `device` (None: an example), `request`, and its `title`, `body` and `image`. Raises NotFound.
+    An example of each variant, if there are any. Each has `device` (None: an example), `variant`, `request`, and its
+    `title`, `body` and `image`. Raises NotFound.
     """
     found: list[Device | None] = []
     tenant_id = view.caller.tenant_id
@@ -84,13 +85,17 @@ async def _preview_samples(view: View, draft: Campaign, user_id: str) -> list[di
             devices.list_devices, tenant_id, SAMPLE_SIZE, None, draft.plan.filters, None, view.now
         )
         found += page.items
+    variants: list[str | None] = [variant.name for variant in draft.plan.experiment.variants]
+    if user_id or not variants:
+        variants = [None]
     samples = []
-    for device in found or [None]:
-        request = content.preview_request(draft, view.now, device)
-        notification = request["message"].get("notification", {})
-        samples.append({"device": device, "request": request, **{
-            name: notification.get(name) for name in ("title", "body", "image")
-        }})  # fmt: skip
+    for variant in variants:
+        for device in found or [None]:
+            request = content.preview_request(draft, view.now, device, variant)
+            notification = request["message"].get("notification", {})
+            samples.append({"device": device, "variant": variant, "request": request, **{
+                name: notification.get(name) for name in ("title", "body", "image")
+            }})  # fmt: skip
     return samples
 
 

@@ -90,6 +90,7 @@ class FcmProvider:
         self._ca = ca
         self._tls: ssl.SSLContext | None = None  # created on first use, because loading CA certificates is slow
         self._pace: Pace | None = None
+        self._quota_nodes = 1
         self._active_connections: list[Http2Connection] = []
         self._opening: set[asyncio.Task[None]] = set()
         self._renewing: set[asyncio.Task[None]] = set()
@@ -109,6 +110,11 @@ class FcmProvider:
             self._open_more(asyncio.get_running_loop().time())
             self._schedule_check()
         return None
+
+    def divide_quota(self, nodes: int) -> None:
+        self._quota_nodes = nodes
+        if self._pace is not None:
+            self._pace.divide_quota(nodes)
 
     async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:
         if not messages:
@@ -159,6 +165,7 @@ class FcmProvider:
         now = loop.time()
         if self._pace is None:
             self._pace = Pace(self._per_minute, now)
+            self._pace.divide_quota(self._quota_nodes)
         if (pause := self._pace.paused_until - now) > MAX_QUEUE_SECONDS:
             error = "FCM requested a pause."
             self._fail_queued(

@@ -29,7 +29,8 @@ class Pace:
     """A token bucket. `per_minute` is the quota; times are seconds of one monotonic clock."""
 
     def __init__(self, per_minute: int, now: float) -> None:
-        self.full_rate = per_minute / 60 * QUOTA_SHARE
+        self._quota_rate = per_minute / 60 * QUOTA_SHARE
+        self.full_rate = self._quota_rate
         self.rate = min(self.full_rate, START_RATE)
         self.paused_until = now
         self._credit = max(1.0, self.rate * BURST_SECONDS)
@@ -37,6 +38,11 @@ class Pace:
         self._slowed_at = now - RECOVERY_SECONDS
         self._back_off_seconds = MIN_BACK_OFF_SECONDS
         self._unknown_run = 0
+
+    def divide_quota(self, nodes: int) -> None:
+        """Use an equal part of the quota, because this number of nodes shares it."""
+        self.full_rate = self._quota_rate / nodes
+        self.rate = min(self.rate, self.full_rate)
 
     def take(self, wanted: int, now: float) -> int:
         """Return how many of `wanted` messages may be sent now, and deduct them."""

@@ -63,6 +63,10 @@ class Provider(Protocol):
         """
         ...
 
+    def divide_quota(self, nodes: int) -> None:
+        """Use an equal part of the quota from now on, because this number of nodes shares it."""
+        ...
+
     async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:
         """Send all messages concurrently, each once, and return when all results are reported.
 

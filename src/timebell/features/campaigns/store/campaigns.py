@@ -7,10 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, insert, literal, or_, select, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
-from timebell.features.campaigns.model.campaign import CampaignAction, CampaignState, ExclusionReason, next_state
+from timebell.features.campaigns.model.campaign import (
+    TERMINAL_STATES,
+    CampaignAction,
+    CampaignState,
+    ExclusionReason,
+    next_state,
+)
 from timebell.features.campaigns.model.campaign_plan import (
     Campaign,
     CampaignPlan,
@@ -23,13 +29,18 @@ from timebell.features.campaigns.model.health import Health
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store import walk
 from timebell.features.campaigns.store.filters import audience_conditions
+from timebell.features.campaigns.store.lifecycle_events import announce_change
+from timebell.features.campaigns.store.segments import expand_segments
 from timebell.features.campaigns.store.tables import audiences, campaigns, chunks, deliveries, devices, members
 from timebell.ids import new_id
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
+from timebell.store.cluster import nodes
 from timebell.store.jobs import claim, repository
+from timebell.store.jobs.bind_targets import target_not_found
 from timebell.store.schema import jobs as job_table
+from timebell.store.tenancy.targets import find_target
 from timebell.store.transaction import Transaction
 
 TOPIC = "timebell.campaign"
@@ -43,11 +54,9 @@ CHUNK_RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
 # The beginnings of the reasons why Timebell itself pauses a campaign.
 CANARY, APPROVAL, CEILING, CHANGE, ERRORS, BLOCKED = "canary", "approval", "ceiling", "change", "errors", "blocked"
+_COUNTED_WHILE_SENDING = (ExclusionReason.NO_TOKEN, ExclusionReason.HOLD_OUT)
 EDITED = "edited"
 """The reason of a campaign that a size check paused and that was edited since: the check is repeated."""
-TERMINAL_STATES = (
-    CampaignState.STOPPED, CampaignState.COMPLETED, CampaignState.PARTLY_SENT, CampaignState.FAILED
-)  # fmt: skip
 
 c = campaigns.c
 
@@ -56,6 +65,7 @@ def create_campaign(tx: Transaction, campaign: Campaign) -> Campaign:
     """Insert a campaign and the job of its first chunk. Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE)."""
     repository.ensure_tenants(tx, {campaign.tenant_id}, campaign.created_at)
     require_audience(tx, campaign.tenant_id, campaign.plan)
+    _require_notify_target(tx, campaign, campaign.created_at)
     enqueue_chunk(tx, campaign, earliest_send_at(campaign.plan, campaign.send_at), campaign.created_at)
     _apply_pin(tx, campaign, campaign.created_at)
     tx.execute(insert(campaigns).values(**_campaign_to_row(campaign), id=campaign.id, tenant_id=campaign.tenant_id))
@@ -69,10 +79,15 @@ def _apply_pin(tx: Transaction, campaign: Campaign, now: datetime) -> None:
         campaign.pinned_at = None
     if not campaign.plan.audience_pinned:
         return
-    if campaign.plan.filters.audiences:
-        enqueue_audience_refresh(tx, campaign.tenant_id, campaign.plan.filters.audiences, now, campaign.id)
+    if audience_names := find_audiences(tx, campaign):
+        enqueue_audience_refresh(tx, campaign.tenant_id, audience_names, now, campaign.id)
     else:
         pin_recipients(tx, campaign, now)
+
+
+def find_audiences(tx: Transaction, campaign: Campaign) -> list[str]:
+    """Return the names of the audiences in the filters of a campaign, also of those in its segments."""
+    return expand_segments(tx, campaign.tenant_id, campaign.plan.filters).audiences
 
 
 def pin_recipients(tx: Transaction, campaign: Campaign, now: datetime) -> None:
@@ -135,12 +150,14 @@ def create_for_occurrence(
 
 
 def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> None:
-    """Check that the audiences and campaigns in the filters exist, and the topics have devices.
+    """Check that the segments, audiences and campaigns in the filters exist, and the topics have devices.
 
-    Raises InvalidInput (UNKNOWN_TOPIC, UNKNOWN_AUDIENCE, INVALID_FILTER): the campaign would have no recipients.
+    Raises InvalidInput (UNKNOWN_SEGMENT, UNKNOWN_TOPIC, UNKNOWN_AUDIENCE, INVALID_FILTER): the campaign would have no
+    recipients.
     """
-    device_rows.check_attribute_types(tx, tenant_id, plan.filters)
-    for audience in plan.filters.audiences:
+    filters = expand_segments(tx, tenant_id, plan.filters)
+    device_rows.check_attribute_types(tx, tenant_id, filters)
+    for audience in filters.audiences:
         matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
         if tx.execute(select(audiences.c.name).where(matches)).first() is None:
             raise InvalidInput(
@@ -148,17 +165,30 @@ def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> Non
                 code="UNKNOWN_AUDIENCE",
                 fix="Create it first: PUT /audiences/{name}.",
             )
-    for id_ in sorted({id_ for each in plan.filters.walk() for id_ in each.received}):
+    for id_ in sorted({id_ for each in filters.walk() for id_ in each.received}):
         if tx.execute(select(c.id).where(c.tenant_id == tenant_id, c.id == id_)).first() is None:
             raise InvalidInput(
                 f"There is no campaign {id_}.", code="INVALID_FILTER", fix="Use the id of a campaign in received."
             )
-    for topic in sorted({topic for each in plan.filters.walk() for topic in each.topic}):
+    for topic in sorted({topic for each in filters.walk() for topic in each.topic}):
         if not device_rows.topic_has_devices(tx, tenant_id, topic):
             raise InvalidInput(
                 f"No device is subscribed to the topic {topic!r:.60}.", code="UNKNOWN_TOPIC",
                 fix="Register devices with the topics that their app subscribes to, or omit the topic.",
             )  # fmt: skip
+
+
+def _require_notify_target(tx: Transaction, campaign: Campaign, now: datetime) -> None:
+    """Check that the target `notify` exists. Raises NotFound (TARGET_NOT_FOUND)."""
+    name = campaign.plan.notify
+    if name is not None and find_target(tx, campaign.tenant_id, name, now) is None:
+        raise target_not_found(name)
+
+
+def count_with_target(tx: Transaction, tenant_id: str, target_name: str) -> int:
+    """Return the number of unfinished campaigns that announce their changes to a named target."""
+    specs = tx.execute(select(c.spec).where(c.tenant_id == tenant_id, c.ended_at.is_(None))).scalars()
+    return sum(decode(spec).get("notify") == target_name for spec in specs)
 
 
 def enqueue_chunk(tx: Transaction, campaign: Campaign, at: datetime, now: datetime) -> None:
@@ -181,6 +211,12 @@ def enqueue_recipient_count(tx: Transaction, campaign: Campaign, now: datetime) 
     )])  # fmt: skip
 
 
+def count_sending_nodes(tx: Transaction) -> int:
+    """Return the number of nodes that send campaigns, at least 1: they share the quota of the provider."""
+    route = f"@{TARGET['kind']}"
+    return max(1, sum(node.routes.handles(route) for node in nodes.list_nodes(tx) if not node.draining))
+
+
 def count_recipients(tx: Transaction, id_: str) -> int | None:
     """Count the registered, expected and excluded devices of a campaign that has started; return the expected ones.
 
@@ -193,17 +229,19 @@ def count_recipients(tx: Transaction, id_: str) -> int | None:
     campaign = find_campaign(tx, None, id_, lock=True)  # only now, because the count may take a second
     if campaign is None or campaign.all_opened:
         return None
+    expected = round(expected * (1 - campaign.plan.experiment.hold_out))
     campaign.registered, campaign.expected = registered, max(expected, campaign.opened)
-    no_token = campaign.excluded.get(ExclusionReason.NO_TOKEN.value, 0)
+    counted = {reason: campaign.excluded.get(reason.value, 0) for reason in _COUNTED_WHILE_SENDING}
     campaign.excluded = excluded
-    campaign.exclude(ExclusionReason.NO_TOKEN, no_token)
+    for reason, count in counted.items():
+        campaign.exclude(reason, count)
     save_campaign(tx, campaign, campaign.updated_at)
     return campaign.expected
 
 
 def find_campaign(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:
     """Return a campaign of a tenant, or of any tenant if None; None if there is none."""
-    query = select(campaigns).where(c.id == id_)
+    query = select(campaigns).where(c.id == id_, c.deleted_at.is_(None))
     if tenant_id is not None:
         query = query.where(c.tenant_id == tenant_id)
     row = tx.execute(query.with_for_update() if lock else query).first()
@@ -211,10 +249,12 @@ def find_campaign(tx: Transaction, tenant_id: str | None, id_: str, *, lock: boo
 
 
 def list_campaigns(
-    tx: Transaction, tenant_id: str, limit: int, before: str | None, state: CampaignState | None = None
+    tx: Transaction, tenant_id: str, limit: int, before: str | None, state: CampaignState | None = None,
+    archived: bool = False,
 ) -> Page[Campaign]:  # fmt: skip
-    """Return a page of a tenant's campaigns, newest first."""
-    query = select(campaigns).where(c.tenant_id == tenant_id).order_by(c.id.desc()).limit(limit + 1)
+    """Return a page of a tenant's campaigns, newest first: the archived ones, or the others."""
+    query = select(campaigns).where(c.tenant_id == tenant_id, c.deleted_at.is_(None)).order_by(c.id.desc())
+    query = query.where(c.archived_at.is_not(None) if archived else c.archived_at.is_(None)).limit(limit + 1)
     if state is not None:
         query = query.where(c.state == state.value)
     if before is not None:
@@ -263,6 +303,7 @@ def edit_campaign(
             )  # fmt: skip
         return save_campaign(tx, changed, now)
     require_audience(tx, tenant_id, changed.plan)
+    _require_notify_target(tx, changed, now)
     _apply_pin(tx, changed, now)
     if campaign.job_id is not None:
         repository.cancel(tx, tenant_id, campaign.job_id, now)
@@ -354,6 +395,32 @@ def stop_campaign(tx: Transaction, tenant_id: str, id_: str, reason: str | None,
     return save_campaign(tx, campaign, now)
 
 
+def archive_campaign(tx: Transaction, tenant_id: str, id_: str, archived: bool, now: datetime) -> Campaign | None:
+    """Hide an ended campaign from lists, or show it again. None for an unknown id. Raises Conflict (CAMPAIGN_STATE)."""
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None or (campaign.archived_at is not None) is archived:
+        return campaign
+    if archived:
+        next_state(campaign.state, CampaignAction.ARCHIVE)
+    campaign.archived_at = now if archived else None
+    return save_campaign(tx, campaign, now)
+
+
+def delete_campaign(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> Campaign | None:
+    """Delete a campaign that is not being sent; retention removes its records. None for an unknown id.
+
+    Raises Conflict (CAMPAIGN_STATE).
+    """
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None:
+        return None
+    next_state(CampaignState.RUNNING if campaign.open_chunks else campaign.state, CampaignAction.DELETE)
+    if campaign.job_id is not None:
+        repository.cancel(tx, tenant_id, campaign.job_id, now)
+    campaign.deleted_at, campaign.ended_at = now, campaign.ended_at or now
+    return save_campaign(tx, campaign, now)
+
+
 def retry_campaign(
     tx: Transaction, tenant_id: str, id_: str, *, include_unknown: bool, now: datetime
 ) -> Campaign | None:
@@ -371,7 +438,7 @@ def retry_campaign(
             _retry_pass(campaign, states, now),
             *(zone for zone in campaign.zone_progress if not zone.done and zone.of == "devices"),
         ]
-    campaign.ended_at = campaign.reason = None
+    campaign.ended_at = campaign.reason = campaign.archived_at = None
     campaign.health.reset_sample()
     if campaign.started_at is None:  # stopped before it started
         campaign.state = CampaignState.PENDING
@@ -400,7 +467,7 @@ def list_deliveries(
     query = (
         select(
             t.recipient, devices.c.user_id, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends,
-            chunks.c.started_at, chunks.c.ended_at,
+            t.variant, t.opened_at, chunks.c.started_at, chunks.c.ended_at,
         )
         .outerjoin_from(deliveries, devices, devices.c.id == t.recipient)
         .outerjoin(chunks, in_chunk)
@@ -451,8 +518,9 @@ def list_chunks(tx: Transaction, campaign_id: str, limit: int, after_number: int
 
 
 def prune_campaigns(tx: Transaction, before: datetime, limit: int) -> int:
-    """Delete up to `limit` campaigns that ended before an instant, with their deliveries; return how many."""
-    ids = list(tx.execute(select(c.id).where(c.ended_at < before).order_by(c.ended_at).limit(limit)).scalars())
+    """Remove up to `limit` campaigns that ended before an instant or were deleted; return how many."""
+    is_over = or_(c.ended_at < before, c.deleted_at.is_not(None))
+    ids = list(tx.execute(select(c.id).where(is_over).order_by(c.ended_at).limit(limit)).scalars())
     for table in (deliveries, chunks):
         tx.execute(delete(table).where(table.c.campaign_id.in_(ids)))
     tx.execute(delete(members).where(members.c.audience.in_([pinned_audience(id_) for id_ in ids])))
@@ -460,8 +528,10 @@ def prune_campaigns(tx: Transaction, before: datetime, limit: int) -> int:
 
 
 def save_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> Campaign:
-    """Update the row of a campaign."""
+    """Update the row of a campaign, and announce a new phase."""
     campaign.updated_at = now
+    announce_change(tx, campaign, now)
+    campaign.stored_phase = campaign.phase
     tx.execute(update(campaigns).where(c.id == campaign.id).values(**_campaign_to_row(campaign)))
     return campaign
 
@@ -470,7 +540,7 @@ _PLAIN_COLUMNS = (
     "name", "reason", "send_at", "timezone", "schedule_id", "job_id", "next_chunk", "cutoff", "round", "open_chunks",
     "opened", "accepted", "refused", "unknown", "unsent", "expected", "revision", "approved_by", "created_at",
     "created_by", "updated_at", "started_at", "ended_at", "pinned_at", "registered", "all_opened",
-    "possible_duplicates",
+    "possible_duplicates", "archived_at", "deleted_at",
 )  # fmt: skip
 
 
@@ -486,12 +556,14 @@ def _campaign_to_row(campaign: Campaign) -> dict[str, Any]:
 def campaign_from_row(row: Row[Any]) -> Campaign:
     """Return a row as a Campaign."""
     plain = {name: getattr(row, name) for name in _PLAIN_COLUMNS}
-    return Campaign(
+    campaign = Campaign(
         id=row.id, tenant_id=row.tenant_id, state=CampaignState(row.state),
         plan=CampaignPlan.from_json(decode(row.spec)),
         zone_progress=[ZoneProgress.from_json(zone) for zone in decode(row.lanes) or []],
         excluded=decode(row.excluded) or {}, health=Health.from_json(decode(row.health)), **plain,
     )  # fmt: skip
+    campaign.stored_phase = campaign.phase
+    return campaign
 
 
 def no_such_campaign(id_: object) -> NotFound:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Row, func, insert, select, update
 
-from timebell.features.campaigns.model.campaign import CampaignState
+from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.features.campaigns.store import devices as device_rows
@@ -37,7 +37,9 @@ POST_BATCH_SIZE = 100
 MAX_RETRY_TIME = timedelta(hours=6)
 """How long messages that the provider rejects temporarily are retried, unless they expire sooner."""
 SENDING, WAITING, DONE = "sending", "waiting", "done"
-_DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state")
+HELD = "held"
+"""The state of recipients that get no message, for comparison."""
+_DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state", "variant")
 
 
 class ChunkTakenOver(Exception):
@@ -147,7 +149,8 @@ def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: 
         if at > now:
             rows.enqueue_chunk(tx, campaign, at, now)
             return OpenedChunk(campaign, reason=f"No recipients are due before {at.isoformat()}.")
-        recipients, progress.done = select_recipients(tx, campaign, progress, size)
+        selected, progress.done = select_recipients(tx, campaign, progress, size)
+        recipients = _hold_out(tx, campaign, progress, selected)
         if recipients:
             break
     number = campaign.next_chunk
@@ -183,6 +186,21 @@ def _check_canary(campaign: Campaign, canary: Canary) -> str | None:
     return f"The canary failed: {failed} of {campaign.opened}."
 
 
+def _hold_out(
+    tx: Transaction, campaign: Campaign, progress: ZoneProgress, selected: list[Recipient]
+) -> list[Recipient]:
+    """Record the recipients that get no message, for comparison, and return the others."""
+    experiment, seed = campaign.plan.experiment, campaign.experiment_seed
+    if not experiment.hold_out or progress.of == "ledger":  # a retry reads only recipients that are sent to
+        return selected
+    held = {each.id for each in selected if experiment.is_held_out(seed, each.user_id or each.id)}
+    rows = ((campaign.id, each, campaign.next_chunk, HELD, None) for each in sorted(held))
+    if held:
+        tx.bulk_insert(deliveries.name, _DELIVERY_COLUMNS, rows)
+    campaign.exclude(ExclusionReason.HOLD_OUT, len(held))
+    return [each for each in selected if each.id not in held]
+
+
 def _record_recipients(
     tx: Transaction, campaign: Campaign, progress: ZoneProgress, recipients: Sequence[Recipient], number: int
 ) -> None:
@@ -199,11 +217,8 @@ def _record_recipients(
         tx.execute(update(deliveries).where(previous).values(state=SENDING, chunk=number, code=None))
         return
     campaign.opened += len(recipients)
-    tx.bulk_insert(
-        deliveries.name,
-        _DELIVERY_COLUMNS,
-        ((campaign.id, recipient.id, number, SENDING) for recipient in recipients),
-    )
+    rows = ((campaign.id, recipient.id, number, SENDING, recipient.variant) for recipient in recipients)
+    tx.bulk_insert(deliveries.name, _DELIVERY_COLUMNS, rows)
 
 
 def _resume_chunk(tx: Transaction, campaign: Campaign, chunk: Row[Any], attempt: int, now: datetime) -> OpenedChunk:

@@ -21,6 +21,7 @@ from timebell.features.campaigns.store.filters import (
     device_conditions,
     is_chosen_device,
 )
+from timebell.features.campaigns.store.segments import expand_segments
 from timebell.features.campaigns.store.tables import devices, notifications
 from timebell.ids import new_ids
 from timebell.model.page import Page
@@ -152,7 +153,7 @@ def list_user_devices(tx: Transaction, tenant_id: str, user_id: str, limit: int 
 
 def list_devices(
     tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None,
-    at: datetime,
+    at: datetime, token_prefix: str | None = None,
 ) -> Page[Device]:  # fmt: skip
     """Return a page of a tenant's devices in id order, the order in which campaigns send."""
     query = select(devices).where(*audience_conditions(tx, tenant_id, filters, at)).order_by(d.id).limit(limit + 1)
@@ -160,13 +161,15 @@ def list_devices(
         query = query.where(d.id > after)
     if user_id is not None:
         query = query.where(d.user_id == user_id)
+    if token_prefix is not None:  # no LIKE, which ignores case on SQLite
+        query = query.where(func.substr(d.token, 1, len(token_prefix)) == token_prefix)
     page = [device_from_row(row) for row in tx.execute(query)]
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
 def count_audience(tx: Transaction, tenant_id: str, filters: Filters, at: datetime) -> dict[str | None, int]:
     """Return the number of devices by time zone for filters of a user. Raises InvalidInput (INVALID_FILTER)."""
-    check_attribute_types(tx, tenant_id, filters)
+    check_attribute_types(tx, tenant_id, expand_segments(tx, tenant_id, filters))
     return count_by_timezone(tx, tenant_id, filters, at)
 
 

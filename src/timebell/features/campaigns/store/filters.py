@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Double, and_, case, cast, false, func, or_
 
 from timebell.features.campaigns.model.device import encode_sorted
 from timebell.features.campaigns.model.filters import Filters, FrequencyCap, Range
+from timebell.features.campaigns.store.segments import expand_segments
 from timebell.features.campaigns.store.tables import campaigns, deliveries, devices, members
 from timebell.store.transaction import Transaction
 
@@ -44,7 +45,7 @@ def device_conditions(
     conditions = [device.tenant_id == tenant_id]
     if cutoff is not None:
         conditions.append(device.created_at <= cutoff)
-    return conditions + _compile(tx, filters, at, device)
+    return conditions + _compile(tx, expand_segments(tx, tenant_id, filters), at, device)
 
 
 def is_chosen_device(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import case, func, select
 
 from timebell.features.campaigns.model.campaign_plan import Campaign
+from timebell.features.campaigns.model.forecast import ChunkEnds, Forecast, forecast_end
 from timebell.features.campaigns.store import devices
 from timebell.features.campaigns.store.tables import campaigns, chunks
 from timebell.store.audit.overview import MAX_LISTED, AttentionItem
@@ -18,6 +19,9 @@ from timebell.store.transaction import Transaction
 MAX_CELLS = 384
 """Maximum number of cells in a chunk map; a cell represents one or more chunks."""
 MAX_CAMPAIGNS = 100
+RATE_WINDOW = timedelta(seconds=60)
+"""The rate of a campaign is measured over this time, or over the last RATE_CHUNKS chunks."""
+RATE_CHUNKS = 64
 ACTIVE_STATES = ("running", "paused")
 
 
@@ -37,15 +41,26 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMap:
-    """All chunks of a campaign, `chunks_per_cell` to a cell; `recently_ended` is a number of messages."""
+    """All chunks of a campaign, `chunks_per_cell` to a cell."""
 
     chunks_per_cell: int
     cells: list[Cell]
-    recently_ended: int
 
 
-def build_chunk_map(tx: Transaction, campaign: Campaign, total: int, since: datetime) -> ChunkMap:
-    """Return the map of a campaign's chunks, sized for `total` recipients. Messages since `since` are recent."""
+def forecast_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> Forecast:
+    """Return the forecast of a campaign from the chunks that ended in the last RATE_WINDOW."""
+    c = chunks.c
+    newest = (c.campaign_id == campaign.id) & (c.number >= campaign.next_chunk - RATE_CHUNKS)
+    query = select(
+        func.count().label("chunks"), func.coalesce(func.sum(c.size), 0).label("recipients"),
+        func.min(c.ended_at).label("first"), func.max(c.ended_at).label("last"),
+    ).where(newest, c.ended_at >= now - RATE_WINDOW)  # fmt: skip
+    row = tx.execute(query).one()
+    return forecast_end(campaign, ChunkEnds(row.chunks, int(row.recipients), row.first, row.last), now)
+
+
+def build_chunk_map(tx: Transaction, campaign: Campaign, total: int) -> ChunkMap:
+    """Return the map of a campaign's chunks, sized for `total` recipients."""
     c = chunks.c
     chunk_count = max(campaign.next_chunk - 1, -(-total // campaign.plan.chunk_size))
     chunks_per_cell = max(1, -(-chunk_count // MAX_CELLS))
@@ -55,7 +70,6 @@ def build_chunk_map(tx: Transaction, campaign: Campaign, total: int, since: date
         func.sum(case((c.state == "waiting", 1), else_=0)).label("waiting"),
         func.sum(case((c.state == "sending", 1), else_=0)).label("sending"),
         func.sum(c.unknown + c.unsent).label("lost"),
-        func.sum(case((c.ended_at >= since, c.size), else_=0)).label("lately"),
     ).where(c.campaign_id == campaign.id)  # fmt: skip
     rows = tx.execute(query.group_by(cell).order_by(cell)).all()
     cells = [
@@ -65,7 +79,7 @@ def build_chunk_map(tx: Transaction, campaign: Campaign, total: int, since: date
         )
         for row in rows
     ]  # fmt: skip
-    return ChunkMap(chunks_per_cell, cells, sum(int(row.lately) for row in rows))
+    return ChunkMap(chunks_per_cell, cells)
 
 
 def count_recipients(tx: Transaction, campaign: Campaign) -> int:

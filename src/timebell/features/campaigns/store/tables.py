@@ -110,6 +110,9 @@ campaigns = Table(
     Column("health", Text),
     # When the recipients of a pinned campaign were fixed, as members of an audience `@id`.
     Column("pinned_at", Instant),
+    # Hidden from lists; deleted by a user, until retention removes it with its chunks and deliveries.
+    Column("archived_at", Instant),
+    Column("deleted_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
     # Campaigns that have not ended, for the metrics.
     Index(
@@ -157,6 +160,9 @@ deliveries = Table(
     # Messages posted, and those of them whose result is unknown: each may have arrived.
     Column("sends", SmallInteger, nullable=False, server_default="0"),
     Column("unknown_sends", SmallInteger, nullable=False, server_default="0"),
+    # The variant of the message, and when the app reported first that it was opened.
+    Column("variant", String(20)),
+    Column("opened_at", Instant),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
 )
 # Each row is updated with its result: free space on the page keeps that update out of the indexes (HOT).
@@ -177,6 +183,19 @@ notifications = Table(
     Column("device_id", String(36), primary_key=True),
     Column("accepted_at", Instant, nullable=False),
     Index("timebell_notifications_accepted_at", "accepted_at"),
+)
+
+# Filters with a name.
+segments = Table(
+    "timebell_segments",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    # JSON, see features/campaigns/model/filters.py.
+    Column("filters", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
 )
 
 # Audiences read from customers' own databases.

@@ -30,13 +30,15 @@ from timebell.store.transaction import Transaction
 class Recipient:
     """A recipient of a chunk: the id and token of a device.
 
-    `values` are those of the placeholders in a personal message, {} otherwise.
+    `values` are those of the placeholders in a personal message, {} otherwise. `variant` is the name of the variant of
+    the message, if it has any.
     """
 
     id: str
     token: str
     user_id: str | None
     values: Mapping[str, Any] = field(default_factory=dict)
+    variant: str | None = None
 
 
 _RECIPIENT_COLUMNS = (devices.c.token, devices.c.user_id)
@@ -51,9 +53,15 @@ def recipient_columns(campaign: Campaign) -> list[ColumnElement[Any]]:
 
 def recipient_from_row(campaign: Campaign, row: Row[Any]) -> Recipient:
     """Return a row with an `id` and the recipient columns as a Recipient."""
-    if not campaign.plan.is_personal or row.token is None:
-        return Recipient(row.id, row.token, row.user_id)
-    return Recipient(row.id, row.token, row.user_id, placeholder_values(campaign.id, row))
+    is_personal = campaign.plan.is_personal and row.token is not None
+    values = placeholder_values(campaign.id, row) if is_personal else {}
+    return Recipient(row.id, row.token, row.user_id, values, variant_of(campaign, row.id, row.user_id))
+
+
+def variant_of(campaign: Campaign, device_id: str, user_id: str | None) -> str | None:
+    """Return the name of the variant for a device; None if the message has no variants."""
+    variant = campaign.plan.experiment.choose_variant(campaign.experiment_seed, user_id or device_id)
+    return None if variant is None else variant.name
 
 
 def placeholder_values(campaign_id: str, device: Any) -> dict[str, Any]:
@@ -169,7 +177,9 @@ def _store_exclusions(
 ) -> None:
     """Replace the estimated exclusions by the exact ones, and account for devices deleted before their turn."""
     no_token = campaign.excluded.get(ExclusionReason.NO_TOKEN.value, 0)
+    held_out = campaign.excluded.get(ExclusionReason.HOLD_OUT.value, 0)  # exact: they have rows like recipients
     campaign.excluded = {}
+    campaign.exclude(ExclusionReason.HOLD_OUT, held_out)
     for (reason, zone), count in counts.items():
         if reason is None:  # matches, but its zone ended before all were sent to
             reason = ended.get(zone or campaign.timezone, ExclusionReason.FILTERS)

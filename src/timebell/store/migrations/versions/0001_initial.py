@@ -87,6 +87,15 @@ def upgrade() -> None:
         sa.Column("without_token", sa.BigInteger(), nullable=False, server_default="0"),
     )
     op.create_table(
+        "timebell_segments",
+        sa.Column("tenant_id", sa.String(200), primary_key=True),
+        sa.Column("name", sa.String(200), primary_key=True),
+        sa.Column("filters", sa.Text(), nullable=False),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("created_by", sa.String(200)),
+        sa.Column("updated_at", Instant, nullable=False),
+    )
+    op.create_table(
         "timebell_audit_exports",
         sa.Column("destination", sa.String(20), primary_key=True),
         sa.Column("position", Id),
@@ -151,6 +160,8 @@ def upgrade() -> None:
         sa.Column("message_id", sa.Text()),
         sa.Column("sends", sa.SmallInteger(), nullable=False, server_default="0"),
         sa.Column("unknown_sends", sa.SmallInteger(), nullable=False, server_default="0"),
+        sa.Column("variant", sa.String(20)),
+        sa.Column("opened_at", Instant),
     )
     if op.get_bind().dialect.name == "postgresql":
         op.execute("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)")
@@ -191,6 +202,8 @@ def upgrade() -> None:
         sa.Column("possible_duplicates", sa.BigInteger(), nullable=False, server_default="0"),
         sa.Column("health", sa.Text()),
         sa.Column("pinned_at", Instant),
+        sa.Column("archived_at", Instant),
+        sa.Column("deleted_at", Instant),
     )
     op.create_index("timebell_campaigns_live", "timebell_campaigns", ["state"], **_where("ended_at IS NULL"))
     op.create_index("timebell_campaigns_tenant", "timebell_campaigns", ["tenant_id", "id"])

@@ -1,0 +1,76 @@
+"""The speed and the expected end of a campaign. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from timebell.features.campaigns.model.campaign import CampaignState
+from timebell.features.campaigns.model.campaign_plan import Campaign, ZoneProgress, next_zone
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEnds:
+    """Recently finished chunks: their number, recipients, and the first and the last instant at which one ended."""
+
+    chunks: int = 0
+    recipients: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+
+    def rate(self, now: datetime) -> float | None:
+        """Return the recipients per second; None if fewer than two chunks have ended.
+
+        It is measured from the end of one chunk to the end of another, so it is right from the second chunk on, also if
+        chunks are far apart. A pause longer than the usual distance of two chunks lowers it.
+        """
+        if self.first is None or self.last is None or self.chunks < 2:
+            return None
+        between = self.recipients * (self.chunks - 1) / self.chunks
+        usual_gap = (self.last - self.first) / (self.chunks - 1)
+        elapsed = max(self.last, now - usual_gap) - self.first
+        return between / max(elapsed.total_seconds(), 0.001)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Speed, pause and expected end of a running campaign; None if unknown.
+
+    `rate` is in recipients per second. While no zone is due, it waits until `waiting_until` for the zone
+    `waiting_for` (None: the campaign has no zones).
+    """
+
+    rate: float | None = None
+    ends_at: datetime | None = None
+    waiting_until: datetime | None = None
+    waiting_for: str | None = None
+
+
+def forecast_end(campaign: Campaign, ends: ChunkEnds, now: datetime) -> Forecast:
+    """Return the forecast of a campaign from its recently finished chunks."""
+    if campaign.state is not CampaignState.RUNNING:
+        return Forecast()
+    due_times = sorted(_due_times(campaign, now), key=lambda due: due[0])
+    waiting_until = waiting_for = None
+    if due_times and due_times[0][0] > now and not campaign.open_chunks:
+        waiting_until, waiting_for = due_times[0]
+    rate = None if waiting_until is not None else ends.rate(now)
+    remaining = max(0, (campaign.expected or 0) - campaign.opened + campaign.counts().pending)
+    latest = max((at for at, _ in due_times), default=now)
+    ends_at = None
+    if rate and campaign.expected is not None:
+        ends_at = max(latest, now + timedelta(seconds=remaining / rate))
+    elif waiting_until is not None:
+        ends_at = latest
+    return Forecast(rate, ends_at, waiting_until, waiting_for)
+
+
+def _due_times(campaign: Campaign, now: datetime) -> list[tuple[datetime, str | None]]:
+    """Return when each zone that is not done is due, at the earliest now."""
+    due = []
+    for progress in campaign.zone_progress:
+        copy = ZoneProgress.from_json(progress.to_json())  # next_zone marks zones as done
+        found, at = next_zone([copy], campaign.plan, now)
+        if found is not None:
+            due.append((at, progress.zone))
+    return due
