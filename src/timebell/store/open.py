@@ -20,7 +20,7 @@ from timebell.store.dialects.postgres import store as postgres
 from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.sqlite import store as sqlite
 from timebell.store.subscribers import Subscribers
-from timebell.store.urls import parse_database_url
+from timebell.store.urls import SCHEMA_NAME, SUPPORTED_OPTIONS, parse_database_url
 from timebell.store.version import HEAD, VERSION_TABLE, WORKS_SINCE, schema_outdated
 
 log = logging.getLogger("timebell.store")
@@ -64,10 +64,22 @@ def parse_url(url: str) -> URL:
         raise _unsupported_url(url) from error
     except ValueError:
         raise _invalid_port(url) from None
-    if (kind := parsed.get_backend_name()) not in BACKEND_BY_SCHEME:
+    if (backend := BACKEND_BY_SCHEME.get(parsed.get_backend_name())) is None:
         raise _unsupported_url(url)
+    if unsupported := sorted(parsed.query.keys() - SUPPORTED_OPTIONS[backend]):
+        raise _unsupported_option(backend, unsupported[0])
+    if not SCHEMA_NAME.fullmatch(str(parsed.query.get("schema", "timebell"))):
+        raise InvalidInput(
+            f"{parsed.query['schema']!r:.60} is not a valid name of a schema.", code="INVALID_DATABASE_URL",
+            fix="Use up to 40 lower-case letters, digits and _, beginning with a letter, but not with pg_.",
+        )  # fmt: skip
+    if not str(parsed.query.get("connect_timeout", "5")).isdecimal():
+        raise InvalidInput(
+            "connect_timeout in the database URL is not a number.", code="INVALID_DATABASE_URL",
+            fix="Use a number of seconds, such as connect_timeout=5.",
+        )  # fmt: skip
     try:
-        ports = [port for _, port in _addresses(BACKEND_BY_SCHEME[kind], url)]
+        ports = [port for _, port in _addresses(backend, url)]
     except (ArgumentError, ValueError):  # the query string may specify hosts and ports, too
         raise _invalid_port(url) from None
     if parsed.port == 0 or not all(0 < port < 65_536 for port in ports):
@@ -103,6 +115,17 @@ def _unsupported_url(url: str) -> InvalidInput:
         f"{url.split('@')[-1]!r} is not a database supported by Timebell.",
         code="INVALID_DATABASE_URL",
         fix="Use sqlite:///timebell.db, postgresql://user@host/name or mariadb://user@host/name.",
+    )
+
+
+def _unsupported_option(backend: str, name: str) -> InvalidInput:
+    fix = f"Remove it. Supported are: {', '.join(sorted(SUPPORTED_OPTIONS[backend]))}."
+    if backend == "sqlite":
+        fix = "Remove it: a URL of SQLite has no options."
+    if backend == "postgresql":
+        fix += f" A setting of the server is written options=-c%20{name}%3Dvalue."
+    return InvalidInput(
+        f"The database URL has the option {name!r:.60}, which is not supported.", code="INVALID_DATABASE_URL", fix=fix
     )
 
 
@@ -177,6 +200,7 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     options = {"version_table": VERSION_TABLE}
     if connection.dialect.name == "postgresql":  # one migrator at a time
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
+        _create_schema(connection)
         # A lock request that waits for a long transaction blocks all later ones on the same table, and so every node.
         # Therefore the migration gives up after a second; `upgrade` tries again.
         connection.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
@@ -197,6 +221,14 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     log.info("%s database=%s version=%s", done, connection.engine.url.render_as_string(), HEAD)
     connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET works_since = '{WORKS_SINCE}'")  # noqa: S608
     return before, HEAD
+
+
+def _create_schema(connection: Connection) -> None:
+    """Create the schema of the tables if it is missing; creating it with IF NOT EXISTS would need a privilege."""
+    if connection.exec_driver_sql("SELECT current_schema()").scalar() is None:
+        schema = connection.exec_driver_sql("SELECT current_setting('search_path')").scalar_one()
+        if SCHEMA_NAME.fullmatch(schema):
+            connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
 
 
 async def _run_on_connection(url: str, function: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE") -> R:
