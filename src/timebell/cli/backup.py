@@ -15,8 +15,8 @@ from timebell.cli.inputs import confirm
 from timebell.cli.output import FAILED, OK, Format, print_message, print_record
 from timebell.cli.progress import explain_interrupt, status_line
 from timebell.clock import system_now
-from timebell.engine.planner import build_job
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
+from timebell.model.planned_job import build_job
 from timebell.store import backup as copies
 from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
