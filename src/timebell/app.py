@@ -28,24 +28,14 @@ from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
-from timebell.engine.arrival_stream import ArrivalHub
-from timebell.engine.history_check import check_history
-from timebell.engine.node import Node, NodeOptions
-from timebell.engine.planner import build_job
-from timebell.engine.remote_workers import RemoteWorkers
-from timebell.engine.service import Service
-from timebell.engine.signals import stopped_by_signals
-from timebell.engine.wakeups import Wakeups
 from timebell.errors import StoreError
 from timebell.feature import Feature
 from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.masking import Mask
 from timebell.model.limits import Limits
+from timebell.model.planned_job import build_job
 from timebell.model.policy import OnUnhandled, parse_choice
-from timebell.observe.alerts import Channels
-from timebell.observe.counters import Counters
-from timebell.observe.timed_store import TimedStore
 from timebell.recurrence import tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
@@ -62,6 +52,10 @@ from timebell.targets.handler import Handlers
 from timebell.tenancy.secrets import Keyring, keyring
 
 if TYPE_CHECKING:
+    from timebell.engine.arrival_stream import ArrivalHub
+    from timebell.engine.node import Node, NodeOptions
+    from timebell.engine.remote_workers import RemoteWorkers
+    from timebell.engine.service import Service
     from timebell.features.campaigns.client.audiences import Audiences
     from timebell.features.campaigns.client.campaigns import Campaigns
     from timebell.features.campaigns.client.devices import Devices
@@ -121,6 +115,7 @@ class Timebell(DecoratorMixin):
         self._prune = prune
         self._queues: dict[str, Limits] = {}
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
+        self._feature_clients: frozenset[str] = frozenset()
         clock = clock or SystemClock()
         self._bind(self._new_store(clock), clock)
         self._store_provided = False
@@ -148,8 +143,23 @@ class Timebell(DecoratorMixin):
         self.secrets = Secrets(store, clock, self.open, self._keyring, self.features)
         self.targets = Targets(store, clock, self.open, self._keyring, self._find_target, self.features)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
-        for feature in self.features:
-            self.__dict__.update(feature.create_clients(self))
+        for name in self._feature_clients:
+            del self.__dict__[name]
+        self._feature_clients = frozenset()
+
+    if not TYPE_CHECKING:  # which knows the attributes above, and should find misspelt ones
+
+        def __getattr__(self, name: str) -> Any:
+            """Create the clients of the features on first use: few programs need them, and they load many modules."""
+            if not name.startswith("_") and not self._feature_clients:
+                clients = {}
+                for feature in self.features:
+                    clients.update(feature.create_clients(self))
+                self._feature_clients = frozenset(clients)
+                self.__dict__.update(clients)
+                if name in clients:
+                    return clients[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _keyring(self) -> Keyring:
         return keyring(self.settings.secret_key)
@@ -164,6 +174,7 @@ class Timebell(DecoratorMixin):
         try:
             yield
         finally:
+            self.__dict__.clear()
             self.__dict__.update(before)
 
     def _clone_for_node(self, store: Store, clock: Clock, heartbeat_alarm: Alarm) -> Timebell:
@@ -202,6 +213,8 @@ class Timebell(DecoratorMixin):
             with contextlib.suppress(StoreError):  # the calling method reports an unreachable store itself
                 await self._measure_clock()
         if self.service is None and self.store.recent_writes.is_unverified:
+            from timebell.engine.history_check import check_history
+
             with contextlib.suppress(StoreError):  # an engine does this by itself
                 await check_history(self.store, self.clock, self.settings.node_name)
 
@@ -256,6 +269,9 @@ class Timebell(DecoratorMixin):
         `options` (those of `client.options.RunOptions`) override the settings of the node. Raises InvalidInput,
         StoreError (StoreInUse, SchemaOutdated, ...).
         """
+        # Programs that only create jobs need not load the engine.
+        from timebell.engine.service import Service
+
         node_options = wiring.override_options(wiring.node_options(self.settings), options)
         await self.open()
         self._add_targets()
@@ -275,6 +291,13 @@ class Timebell(DecoratorMixin):
 
     def _new_node(self, node_options: NodeOptions) -> Node:
         """Create the node that this process is."""
+        from timebell.engine.arrival_stream import ArrivalHub
+        from timebell.engine.node import Node
+        from timebell.engine.wakeups import Wakeups
+        from timebell.observe.alerts import Channels
+        from timebell.observe.counters import Counters
+        from timebell.observe.timed_store import TimedStore
+
         now = self.clock.now()
         counters = Counters.for_features(self.features)
         for feature in self.features:
@@ -295,6 +318,8 @@ class Timebell(DecoratorMixin):
     @property
     def remote_workers(self) -> RemoteWorkers:
         """The remote workers that claim jobs from this process."""
+        from timebell.engine.remote_workers import RemoteWorkers
+
         if self.service is not None:
             return self.service.remote_workers
         if self._remote_workers is None:
@@ -314,6 +339,8 @@ class Timebell(DecoratorMixin):
 
     async def _run_engine(self, *, until_idle: bool = False) -> None:
         """Run the engine as `run` does, but leave the app open, for requests that are still in progress."""
+        from timebell.engine.signals import stopped_by_signals
+
         # The process is dedicated to the engine: everything loaded so far stays, and jobs allocate in large numbers.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)

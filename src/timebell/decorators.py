@@ -15,7 +15,6 @@ from timebell.bound_handler import BoundHandler
 from timebell.client.options import RunOptions, ScheduleOptions
 from timebell.client.validation import check_priority, check_queue_name
 from timebell.durations import Duration
-from timebell.engine.service import Service
 from timebell.errors import InvalidInput
 from timebell.facade import FacadeMixin
 from timebell.model.limits import Limits
@@ -27,6 +26,7 @@ from timebell.targets.signatures import payload_type_of
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
+    from timebell.engine.service import Service
 
 P = TypeVar("P")
 R = TypeVar("R")

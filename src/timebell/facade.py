@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from zoneinfo import ZoneInfo
 
 from timebell import tracing
@@ -19,10 +19,6 @@ from timebell.client.schedules import Schedules
 from timebell.client.validation import check_queue_name
 from timebell.clock import Clock
 from timebell.durations import Duration
-from timebell.engine.arrival_stream import ArrivalHub, ArrivalStream
-from timebell.engine.leader import repair
-from timebell.engine.leader.continuous_audit import AuditResult
-from timebell.engine.service import Service
 from timebell.errors import JobFailed, Refused, WaitTimeout
 from timebell.model.job import FINISHED, Job, JobState, UniformJobs
 from timebell.model.page import Page
@@ -39,6 +35,11 @@ from timebell.store.jobs.repository import BulkCancelResult, CancelResult
 from timebell.store.notifications import channel_for
 from timebell.store.schedules.calendars import SavedCalendar
 from timebell.targets.handler import Arrived, check_pattern
+
+if TYPE_CHECKING:
+    from timebell.engine.arrival_stream import ArrivalHub
+    from timebell.engine.leader.continuous_audit import AuditResult
+    from timebell.engine.service import Service
 
 MIN_WAIT_POLL_SECONDS, MAX_WAIT_POLL_SECONDS = 0.02, 1.0
 """The pauses between reads of a job that `wait` waits for."""
@@ -248,6 +249,8 @@ class FacadeMixin(ABC):
         check_pattern(topic)
         await self.open()
         async with self.require_arrivals().subscribe(topic, tenant_id) as listener:
+            from timebell.engine.arrival_stream import ArrivalStream
+
             yield ArrivalStream(listener, self.store)
 
     def require_arrivals(self) -> ArrivalHub:
@@ -256,6 +259,8 @@ class FacadeMixin(ABC):
         Raises Refused (ARRIVALS_NOT_SHARED, EXTRA_MISSING), InvalidInput (INVALID_ARRIVALS_URL).
         """
         if self._arrival_hub is None:
+            from timebell.engine.arrival_stream import ArrivalHub
+
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         if self._arrival_hub.channel is None and self.service is None:
             raise Refused(
@@ -357,6 +362,8 @@ class FacadeMixin(ABC):
         await self.open()
         if self.service is not None:
             return await self.service.repair_now()
+        from timebell.engine.leader import repair
+
         report = await repair.repair_all(self.store.run, self.clock.now(), self.settings.retention_done)
         return report + RepairReport(skip_reasons={"leased": len(await self.store.run(claim.list_running_attempts))})
 

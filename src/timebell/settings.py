@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
@@ -39,6 +40,7 @@ class Settings:
     """All settings, validated. Durations are seconds; secrets are excluded from the repr."""
 
     database_url: str = _setting("sqlite:///timebell.db", "secret")
+    database_schema: str | None = _setting(None, "text")
     database_auto_upgrade: bool = _setting(False, "bool")
     lost_jobs: str = _setting("hold", "word", choices=("hold", "run", "report"))
     secret_key: str | None = _setting(None, "secret")
@@ -115,7 +117,18 @@ def load(**flags: Any) -> Settings:
             "scheduler_lease", "INVALID_LEASE", f"is {settings.scheduler_lease:g} s; it must be at least"
             f" twice the heartbeat ({settings.scheduler_heartbeat:g} s)"
         )  # fmt: skip
-    return settings
+    return _with_schema_in_url(settings)
+
+
+def _with_schema_in_url(settings: Settings) -> Settings:
+    """Return settings whose `database_url` contains `database_schema`, if it is a URL of PostgreSQL."""
+    schema, url = settings.database_schema, settings.database_url
+    if schema is None or not url.startswith("postgres"):
+        return settings
+    query = url.rpartition("@")[2].partition("?")[2]
+    if any(option.startswith("schema=") for option in query.split("&")):
+        return settings
+    return replace(settings, database_url=f"{url}{'&' if query else '?'}schema={quote(schema)}")
 
 
 def list_with_origins() -> list[tuple[str, Any, str]]:

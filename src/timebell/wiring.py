@@ -7,11 +7,9 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timebell.client.validation import check_text, unknown_options
-from timebell.engine.leader.audit_export import AuditDestination
-from timebell.engine.node import NodeOptions
 from timebell.errors import InvalidInput
 from timebell.feature import Feature
 from timebell.model.payload import encode
@@ -22,6 +20,10 @@ from timebell.settings import Settings
 from timebell.store.open import server_addresses
 from timebell.targets import bodies, brokers
 from timebell.targets.base import Delivery, Target, reject_unknown_options
+
+if TYPE_CHECKING:
+    from timebell.engine.leader.audit_export import AuditDestination
+    from timebell.engine.node import NodeOptions
 
 BUILT_IN_KINDS = frozenset({"handler", "http", "command", "alert"})
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,29}")
@@ -35,6 +37,8 @@ def target_kinds(features: Iterable[Feature]) -> tuple[str, ...]:
 
 def node_options(settings: Settings) -> NodeOptions:
     """Return the node options of these settings."""
+    from timebell.engine.node import NodeOptions
+
     return NodeOptions(
         slots=settings.worker_concurrency, threads=settings.worker_threads, lease=settings.scheduler_lease,
         heartbeat=settings.scheduler_heartbeat, drain=settings.worker_drain_timeout,
@@ -44,8 +48,8 @@ def node_options(settings: Settings) -> NodeOptions:
 
 def override_options(options: NodeOptions, overrides: Mapping[str, Any]) -> NodeOptions:
     """Return node options with the keyword options of `running`. Raises InvalidInput (UNKNOWN_OPTION, ...)."""
-    if unknown := overrides.keys() - set(NodeOptions.__slots__):
-        raise unknown_options("running", unknown, NodeOptions.__slots__)
+    if unknown := overrides.keys() - set(options.__slots__):
+        raise unknown_options("running", unknown, options.__slots__)
     seconds = {
         name: parse_seconds(value, name)
         for name, value in overrides.items()

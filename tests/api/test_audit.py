@@ -11,7 +11,7 @@ import pytest
 from timebell import Every
 from timebell.api import audit
 from timebell.clock import VirtualClock
-from timebell.engine.planner import build_job
+from timebell.model.planned_job import build_job
 from timebell.recurrence.instants import format_instant
 from timebell.store.schedules import schedules
 

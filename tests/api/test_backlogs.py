@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import update
 
-from timebell.engine.planner import build_job
+from timebell.model.planned_job import build_job
 from timebell.store import schema
 from timebell.store.schedules import schedules
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from timebell.engine.planner import build_job
 from timebell.ids import new_id
 from timebell.model.job import Attempt, Completion, Job, JobState, NewJob
+from timebell.model.planned_job import build_job
 from timebell.model.policy import CatchUp, Overlap
 from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.model.schedule import Action, Policies, Schedule

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from timebell import Arrived, Cancel, Cron, Every, Retry, Snooze, Timebell
-from timebell.engine.planner import build_job
 from timebell.errors import InvalidInput
 from timebell.ids import new_id
+from timebell.model.planned_job import build_job
 from timebell.model.routes import ALL_ROUTES
 from timebell.store.jobs import claim as statements
 from timebell.store.schedules import schedules

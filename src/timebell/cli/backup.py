@@ -15,8 +15,8 @@ from timebell.cli.inputs import confirm
 from timebell.cli.output import FAILED, OK, Format, print_message, print_record
 from timebell.cli.progress import explain_interrupt, status_line
 from timebell.clock import system_now
-from timebell.engine.planner import build_job
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
+from timebell.model.planned_job import build_job
 from timebell.store import backup as copies
 from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
@@ -188,11 +188,14 @@ def _native_commands(url: str, file: Path) -> tuple[str, str, str]:
             f"{password}mariadb-dump --single-transaction {arguments} > {quoted_file}",
             f"{password}mariadb {arguments} < {quoted_file}",
         )
+    schema = parsed.query.get("schema")
+    only_schema = f" --schema={schema}" if schema else ""
+    parsed = parsed.difference_update_query(["schema"])
     quoted_url = shlex.quote(parsed._replace(drivername="postgresql", password=None).render_as_string())
     password = "PGPASSWORD=... " if parsed.password else ""
     return (
-        "PostgreSQL", f"{password}pg_dump --dbname={quoted_url} --format=custom --file={quoted_file}",
-        f"{password}pg_restore --dbname={quoted_url} --clean --if-exists {quoted_file}",
+        "PostgreSQL", f"{password}pg_dump --dbname={quoted_url} --format=custom{only_schema} --file={quoted_file}",
+        f"{password}pg_restore --dbname={quoted_url} --clean --if-exists{only_schema} {quoted_file}",
     )  # fmt: skip
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timebell.client.validation import parse_uuid
 from timebell.clock import Clock
-from timebell.engine.leader.continuous_audit import AuditResult, OnProgress, run_audit
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.why import Explanation, explain
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.audit import audit as rows
 from timebell.store.audit import occurrence_facts
 from timebell.store.dialects.base import Store
+
+if TYPE_CHECKING:
+    from timebell.engine.leader.continuous_audit import AuditResult, OnProgress
 
 
 class Audits:
@@ -54,6 +56,8 @@ class Audits:
                 code="AUDIT_TOO_OLD", fix="Specify a later from. TIMEBELL_RETENTION_DONE sets the retention of jobs.",
             )  # fmt: skip
         ids = None if schedule is None else await self._schedule_ids(schedule, tenant_id)
+        from timebell.engine.leader.continuous_audit import run_audit
+
         result = await run_audit(
             self._store.run_autocommit,
             start,

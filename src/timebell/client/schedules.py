@@ -30,7 +30,6 @@ from timebell.client.validation import (
     unknown_options,
 )
 from timebell.clock import Clock
-from timebell.engine.planner import build_job
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.feature import Feature
 from timebell.ids import new_id
@@ -38,6 +37,7 @@ from timebell.model import page, preconditions
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
+from timebell.model.planned_job import build_job
 from timebell.model.policy import OnUnhandled, Overlap, Retry, parse_choice
 from timebell.model.schedule import Action, Revision, Schedule, Upcoming
 from timebell.recurrence import Calendar, Spec, zone, zone_key

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from timebell.client.secrets import check_name
 from timebell.client.validation import check_text
 from timebell.clock import Clock
-from timebell.engine import named_targets
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.feature import Feature
 from timebell.ids import new_id
@@ -189,6 +188,8 @@ class Targets:
             scheduled_at=now, fired_at=now, schedule_id=None, schedule_name=None, occurrence_key=id_, attempt=1,
             upcoming=[],
         )  # fmt: skip
+        from timebell.engine import named_targets
+
         started = self._clock.monotonic()
         try:
             async with asyncio.timeout(TEST_TIMEOUT_SECONDS):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from timebell.clock import Clock
-from timebell.engine.planner import build_job
 from timebell.ids import new_id
+from timebell.model.planned_job import build_job
 from timebell.store.cluster import rewinds
 from timebell.store.cluster.rewinds import MAX_EXAMPLES, Rewind
 from timebell.store.dialects.base import Store

@@ -16,10 +16,9 @@ from contextlib import (
     contextmanager,
 )
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.engine.node import Node
 from timebell.engine.running_attempt import AttemptEvent, RunningAttempt
@@ -29,6 +28,9 @@ from timebell.store.dialects.base import Finish
 from timebell.store.jobs import serial
 from timebell.store.jobs.outcome_notices import complete_with_notices
 from timebell.store.transaction import NO_SUBJECTS, Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 class TransactionalCompletion:

@@ -58,12 +58,12 @@ def channel_for(url: str | None, store: Store) -> NotificationChannel | None:
     return PostgresChannel(store, address) if store.multi_node and address.startswith("postgres") else None
 
 
-PUBLISH = SQL("SELECT pg_notify('timebell_arrived', hint) FROM unnest(CAST(:hints AS text[])) AS hint")
-REQUEST_HINTS = "SELECT pg_notify('timebell', 'arrivals')"
+PUBLISH = SQL("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint")
+REQUEST_HINTS = "SELECT pg_notify($1, 'arrivals')"
 
 
-def _publish(tx: Transaction, texts: list[str]) -> None:
-    tx.run_sql(PUBLISH, hints=texts)
+def _publish(tx: Transaction, channel: str, texts: list[str]) -> None:
+    tx.run_sql(PUBLISH, channel=channel, hints=texts)
 
 
 class PostgresChannel:
@@ -75,32 +75,34 @@ class PostgresChannel:
     on_request = True
 
     def __init__(self, store: Store, url: str) -> None:
+        from timebell.store.dialects.postgres.server import PostgresServer
+
         self._store = store
-        self._url = url
+        self._server = PostgresServer(url)
+        self._channel = self._server.channel_name(CHANNEL)
         self._connection: Any = None
 
     async def publish(self, texts: list[str]) -> None:
-        await self._store.run_autocommit(_publish, texts)
+        await self._store.run_autocommit(_publish, self._channel, texts)
 
     async def connect(self, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
         """Subscribe on a dedicated connection. Does not work through a pooler in transaction mode."""
         import asyncpg
 
-        from timebell.store.dialects.postgres.server import PostgresServer
         from timebell.store.dialects.postgres.store import unreachable
 
+        async def request_hints() -> None:
+            await connection.execute(REQUEST_HINTS, self._server.channel_name("timebell"))
+
         try:
-            connection = await PostgresServer(self._url).connect(
+            connection = await self._server.connect(
                 timeout=NOTIFICATION_TIMEOUT_SECONDS, command_timeout=NOTIFICATION_TIMEOUT_SECONDS
             )
             self._connection = connection
-            await connection.add_listener(CHANNEL, lambda *notification: on_message(str(notification[-1])))
-            await connection.execute(REQUEST_HINTS)
+            await connection.add_listener(self._channel, lambda *notification: on_message(str(notification[-1])))
+            await request_hints()
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise unreachable(self._url, error) from error
-
-        async def request_hints() -> None:
-            await connection.execute(REQUEST_HINTS)
+            raise unreachable(self._server.url, error) from error
 
         return request_hints
 

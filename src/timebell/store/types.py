@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, String, types
-from sqlalchemy.dialects import postgresql
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -50,6 +49,8 @@ class Instant(types.TypeDecorator[datetime]):
     def load_dialect_impl(self, dialect: Dialect) -> types.TypeEngine[Any]:
         """Return the type of this dialect."""
         if dialect.name == "postgresql":
+            from sqlalchemy.dialects import postgresql
+
             return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
         return dialect.type_descriptor(BigInteger())
 
@@ -73,5 +74,7 @@ class Id(types.TypeDecorator[str]):
     def load_dialect_impl(self, dialect: Dialect) -> types.TypeEngine[Any]:
         """Return the type of this dialect."""
         if dialect.name == "postgresql":
+            from sqlalchemy.dialects import postgresql
+
             return dialect.type_descriptor(postgresql.UUID(as_uuid=False))
         return dialect.type_descriptor(String(36))

@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from sqlalchemy import URL, make_url
+
+# PostgreSQL: what both drivers support. `schema` is Timebell's own option: see `TIMEBELL_DATABASE_SCHEMA`.
+SUPPORTED_OPTIONS: Mapping[str, frozenset[str]] = {
+    "postgresql": frozenset({
+        "host", "port", "user", "password", "dbname", "passfile", "schema", "options", "application_name",
+        "connect_timeout", "target_session_attrs", "krbsrvname", "gsslib", "ssl", "sslmode", "sslcert", "sslkey",
+        "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation", "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+    }),
+    "mysql": frozenset({
+        "host", "port", "target_session_attrs", "unix_socket", "charset", "collation", "ssl_ca", "ssl_capath",
+        "ssl_cert", "ssl_key", "ssl_cipher", "ssl_check_hostname", "ssl_disabled", "ssl_verify_cert",
+        "ssl_verify_identity",
+    }),
+    "sqlite": frozenset(),
+}  # fmt: skip
+"""The options that a URL may have after `?`, by backend."""
+
+SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,39}", re.ASCII)
+"""Short enough for the name of a channel, which has up to 63 bytes and contains it."""
 
 _HOST_LIST = re.compile(r"^(?P<scheme>[\w+]+://)(?P<user>[^/?#]*@)?(?P<hosts>[^/?#@]*,[^/?#@]*)(?P<rest>[/?#].*)?$")
 

@@ -11,7 +11,7 @@ from sqlalchemy import delete
 
 from timebell import Every, Timebell
 from timebell.clock import system_now
-from timebell.engine.planner import build_job
+from timebell.model.planned_job import build_job
 from timebell.recurrence.instants import format_instant
 from timebell.store.schedules import schedules
 from timebell.store.schema import finished

@@ -28,6 +28,7 @@ from timebell.cli.doctor import database, galera, settings
 from timebell.cli.doctor.database import ServerFacts
 from timebell.cli.doctor.findings import REASONS
 from timebell.clock import system_now
+from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import open_store, upgrade
 
 from .conftest import Cli
@@ -246,7 +247,7 @@ def test_configuration_problems_of_a_real_server_are_found(
 
 
 def test_undelivered_notify_is_found(postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timebell.cli.doctor.report._notify", lambda tx: None)
+    monkeypatch.setattr(PostgresStore, "notify", lambda self, tx, subjects: None)
     monkeypatch.setattr("timebell.cli.doctor.report.NOTIFY_TIMEOUT_SECONDS", 0.05)
     assert "NOTIFY_NOT_DELIVERED" in findings(cli, "--database", postgres_url)
 

@@ -128,4 +128,4 @@ def test_statements_beyond_a_role_are_refused(granted: str) -> None:
 def test_invalid_prefix_is_refused(cli: Cli) -> None:
     done = cli("db", "roles", "--prefix", "x; DROP TABLE y")
     assert (done.code, "INVALID_NAME" in done.err) == (2, True)
-    assert list(grant_statements("timebell", FEATURES))[-1] == "COMMIT;"
+    assert list(grant_statements("timebell", FEATURES, "public"))[-1] == "COMMIT;"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from timebell.errors import InvalidInput
+from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.open import parse_url, server_addresses
 from timebell.store.urls import parse_database_url, split_hosts
 
@@ -39,3 +40,41 @@ def test_an_invalid_port_of_one_host_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_url(url)
     assert refused.value.code == "INVALID_DATABASE_URL"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u@h/db?sslmode=verify-full&sslrootcert=ca.pem&connect_timeout=3&application_name=shop",
+        "postgresql://u@h/db?options=-c%20search_path%3Dshop&schema=bell",
+        "mariadb://u@h/db?charset=utf8mb4&ssl_ca=ca.pem",
+    ],
+)
+def test_options_of_the_drivers_are_accepted(url: str) -> None:
+    parse_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "fix"),
+    [
+        ("postgresql://u@h/db?channel_binding=require", "Remove it. Supported are: application_name, "),
+        ("postgresql://u@h/db?work_mem=16MB", "options=-c%20work_mem%3Dvalue"),
+        ("postgresql://u@h/db?connect_timeout=soon", "connect_timeout=5"),
+        ("postgresql://u@h/db?schema=Bell", "lower-case letters"),
+        ("postgresql://u@h/db?schema=pg_bell", "not with pg_"),
+        ("mariadb://u@h/db?autocommit=1", "Supported are: "),
+        ("sqlite:///a.db?mode=ro", "has no options"),
+    ],
+)
+def test_other_options_are_refused_with_a_fix(url: str, fix: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_url(url)
+    assert refused.value.code == "INVALID_DATABASE_URL"
+    assert fix in refused.value.fix
+
+
+def test_options_reach_both_drivers() -> None:
+    server = PostgresServer("postgresql://u@h/db?connect_timeout=3&application_name=shop&options=-c%20work_mem%3D16MB")
+    arguments = server.libpq_arguments()
+    assert (arguments["connect_timeout"], arguments["options"]) == (3, "-c work_mem=16MB")
+    assert server.application_name == "shop"

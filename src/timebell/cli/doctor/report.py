@@ -29,6 +29,7 @@ from timebell.settings import Settings
 from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
 from timebell.store.dialects.postgres.pooler import is_pooled
+from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import is_compatible, open_store
 from timebell.store.schedules import tzdata_replan
 from timebell.store.transaction import Transaction
@@ -165,14 +166,14 @@ async def _check_clock(store: Store) -> Check:
 
 async def _check_notifications(store: Store) -> Check:
     """Check whether NOTIFY messages arrive; a pooler in transaction mode prevents them."""
-    if not store.dialect.notifies:
+    if not isinstance(store, PostgresStore):
         return Check(
             "ok", "listen", f"{store.dialect.product} has no notifications: nodes notice new jobs up to 1 s later"
         )
     received = asyncio.Event()
     with store.subscribers.subscribed(lambda _: received.set()):
         if await store.listen():
-            await store.run(_notify)
+            await store.run(store.notify, frozenset())
             try:
                 await asyncio.wait_for(received.wait(), NOTIFY_TIMEOUT_SECONDS)
             except TimeoutError:
@@ -181,10 +182,6 @@ async def _check_notifications(store: Store) -> Check:
                 return Check("ok", "listen", "NOTIFY arrives")
     fix = "Behind a pooler in transaction mode, connect directly, or accept the delay."
     return warn("listen", "NOTIFY_NOT_DELIVERED", "NOTIFY does not arrive", fix)
-
-
-def _notify(tx: Transaction) -> None:
-    tx.execute(text("SELECT pg_notify('timebell', '')"))
 
 
 def _deployment_of(node: nodes.Node) -> str:

@@ -6,16 +6,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
 from timebell.store.dialects import caller_connections
 from timebell.store.recent_writes import RecentWrites
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 P = ParamSpec("P")
 R = TypeVar("R")

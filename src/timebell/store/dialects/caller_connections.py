@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import asyncpg
 from sqlalchemy import Connection, Engine, NullPool, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import greenlet_spawn
@@ -27,9 +26,10 @@ def driver_of(connection: Any) -> str | None:
     """Return the SQLAlchemy driver name of a driver connection; None for any other object."""
     if isinstance(connection, sqlite3.Connection):
         return "sqlite"
-    if isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+    asyncpg = sys.modules.get("asyncpg")  # if it is not imported, no connection of it exists
+    if asyncpg is not None and isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         return "postgresql+asyncpg"
-    psycopg = sys.modules.get("psycopg")  # if it is not imported, no connection of it exists
+    psycopg = sys.modules.get("psycopg")
     if psycopg is not None and isinstance(connection, psycopg.Connection):
         return "postgresql+psycopg"
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncTransaction
 
 from timebell.errors import TimebellError
 from timebell.store.dialects.base import PENDING_SUBJECTS, Finish, Publish, join
 from timebell.store.transaction import NO_SUBJECTS, Dialect, Steps, Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncTransaction
 
 R = TypeVar("R")
 JoinFunction = Callable[[Any, Finish], Coroutine[Any, Any, None]]

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import asyncpg
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only
 
+from timebell.errors import Refused
 from timebell.store.dialects.postgres.server import PostgresServer
 
 # The connection settings that poolers accept or ignore; they reject others.
@@ -47,6 +49,27 @@ async def _detect_pooler(server: PostgresServer) -> bool:
     connection = await server.connect(statement_cache_size=0)
     try:
         process = await connection.fetchval("SELECT pg_backend_pid()", timeout=5)
-        return bool(process != connection.get_server_pid())
+        pooled = bool(process != connection.get_server_pid())
+        if pooled and server.schema is not None:
+            await check_schema(connection, server.schema)
+        return pooled
     finally:
         await connection.close(timeout=5)
+
+
+async def check_schema(connection: asyncpg.Connection[Any], schema: str) -> None:
+    """Check that the role's own `search_path` begins with the schema, as sessions cannot set it behind a pooler.
+
+    Raises Refused (DATABASE_SCHEMA_POOLED).
+    """
+    row = await connection.fetchrow(
+        "SELECT split_part(current_setting('search_path'), ',', 1), current_user", timeout=5
+    )
+    assert row is not None
+    found, role = row
+    if found.strip(' "') != schema:
+        raise Refused(
+            f"The database is behind a pooler, and its role {role} does not use the schema {schema}.",
+            code="DATABASE_SCHEMA_POOLED",
+            fix=f"Run: ALTER ROLE {role} SET search_path = {schema}, public; then let the pooler reconnect.",
+        )

@@ -71,6 +71,10 @@ class PostgresServer:
         query = {name: value for name, value in parsed.query.items() if name not in ("host", "port")}
         if "ssl" in query:  # the name of SQLAlchemy for libpq's
             query["sslmode"] = query.pop("ssl")
+        self.schema: str | None = str(query.pop("schema", "")) or None
+        """The schema of Timebell's tables; None for the default one of the role."""
+        self.application_name = str(query.pop("application_name", "timebell"))
+        self._connect_timeout = float(str(query.pop("connect_timeout", CONNECT_TIMEOUT_SECONDS)))
         attributes = str(query.pop("target_session_attrs", ""))
         addresses = split_hosts(parsed, DEFAULT_PORT)
         self.attributes = attributes or ("primary" if len(addresses) > 1 else "any")
@@ -84,6 +88,10 @@ class PostgresServer:
         self._thread_connections: WeakSet[Any] = WeakSet()
         self.identity: ServerIdentity | None = None
 
+    def channel_name(self, name: str) -> str:
+        """Return the name of a channel for NOTIFY; each schema of a database has its own."""
+        return name if self.schema is None else f"{name}_{self.schema}"
+
     def libpq_arguments(self) -> dict[str, Any]:
         """Return the arguments of psycopg for the same hosts."""
         url = self._parsed
@@ -91,7 +99,8 @@ class PostgresServer:
             "host": ",".join(host for host, _ in self.addresses),
             "port": ",".join(str(port) for _, port in self.addresses),
             "user": url.username, "password": url.password, "dbname": url.database, **url.query,
-            "target_session_attrs": self.attributes, **LIBPQ_KEEPALIVES,
+            "target_session_attrs": self.attributes, "connect_timeout": round(self._connect_timeout),
+            **LIBPQ_KEEPALIVES,
         }  # fmt: skip
         return {name: value for name, value in arguments.items() if value is not None}
 
@@ -157,7 +166,7 @@ class PostgresServer:
             self._on_change()
 
     async def _connect_any(self, options: dict[str, Any]) -> asyncpg.Connection[Any]:
-        options.setdefault("timeout", CONNECT_TIMEOUT_SECONDS)
+        options.setdefault("timeout", self._connect_timeout)
         loop = asyncio.get_running_loop()
         order = [*range(self._last_good, len(self._dsns)), *range(self._last_good)]
         untried, attempts, errors = list(order), dict[asyncio.Task[Any], int](), list[BaseException]()

@@ -30,8 +30,8 @@ CLIENT_WRITE_TIMEOUT = timedelta(seconds=10)
 # have been set back; setting it by more than the timeout counts as a stall.
 _TERMINATE = text(
     "SELECT pid, pg_terminate_backend(pid) AS ended FROM pg_stat_activity WHERE datname = current_database()"
-    " AND usename = current_user AND application_name = 'timebell' AND state = 'active' AND backend_xid IS NOT NULL"
-    " AND query LIKE '%timebell!_%' ESCAPE '!' AND query NOT LIKE 'COPY %'"
+    " AND usename = current_user AND application_name = current_setting('application_name') AND state = 'active'"
+    " AND backend_xid IS NOT NULL AND query LIKE '%timebell!_%' ESCAPE '!' AND query NOT LIKE 'COPY %'"
     " AND wait_event IN ('ClientRead', 'ClientWrite') AND abs(extract(epoch FROM clock_timestamp() - state_change)) >"
     " extract(epoch FROM CASE wait_event WHEN 'ClientRead' THEN CAST(:client_read_timeout AS interval)"
     " ELSE CAST(:client_write_timeout AS interval) END)"

@@ -30,6 +30,7 @@ from timebell.store.dialects.handler_transactions import handler_transaction, ha
 from timebell.store.dialects.postgres import pooler
 from timebell.store.dialects.postgres.dialect import PostgresDialect
 from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
+from timebell.store.dialects.postgres.own_schema import in_schema
 from timebell.store.dialects.postgres.server import DEFAULT_PORT, PostgresServer
 from timebell.store.dialects.pulse import Pulse
 from timebell.store.recent_writes import RecentWrites, Written
@@ -40,7 +41,6 @@ from timebell.store.unavailability import POSTGRES_STATES, READ_ONLY, UNREACHABL
 from timebell.store.urls import parse_database_url, split_hosts
 from timebell.store.version import schema_outdated
 
-CHANNEL = "timebell"
 # Sizes of separate pools, each of which may grow to twice its size, so that handlers and requests cannot use up the
 # connections of the engine.
 HANDLER_POOL_SIZE = 5  # for transactions of handlers
@@ -96,9 +96,10 @@ class PostgresStore:
     ) -> None:  # fmt: skip
         self.url = url
         self.subscribers = subscribers or Subscribers()
-        self.dialect = PostgresDialect(server_clock=server_clock)
-        self.recent_writes = RecentWrites(time.monotonic)
         self._server = PostgresServer(url, self._note_server_change, read_only=read_only)
+        self.dialect = PostgresDialect(server_clock=server_clock)
+        self._channel = self._server.channel_name("timebell")
+        self.recent_writes = RecentWrites(time.monotonic)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
         self._engine: AsyncEngine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
         self._hot_engine: AsyncEngine = engine_for(
@@ -156,9 +157,10 @@ class PostgresStore:
             self._pulse.watch(asyncio.get_running_loop())
             with self._pulse.waiting(_driver_of(connection)):
                 return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
-        result, subjects = await join_caller_connection(connection, self.dialect, operation, args, kwargs)
+        located: Callable[..., R] = in_schema(self._server.schema, operation)
+        result, subjects = await join_caller_connection(connection, self.dialect, located, args, kwargs)
         if subjects:
-            await join_caller_connection(connection, self.dialect, _notify, (subjects,), {})
+            await join_caller_connection(connection, self.dialect, self.notify, (subjects,), {})
         return result
 
     @contextlib.asynccontextmanager
@@ -166,7 +168,10 @@ class PostgresStore:
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._bind_to_loop(loop)
         if self._handler_engine is None:
-            engine = engine_for(self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS)
+            engine = engine_for(
+                self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
+                own_search_path=False,
+            )  # fmt: skip
             self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
         try:
             connection = await _connect_alive(self._handler_engine)
@@ -187,8 +192,9 @@ class PostgresStore:
             connection = self._thread_engine.connect()
         except DBAPIError as error:
             raise unreachable(self.url, error) from error
+        finish = in_schema(self._server.schema, finish)
         publish = self.subscribers.publish
-        with connection, handler_transaction_in_thread(connection, self.dialect, finish, publish, _notify):
+        with connection, handler_transaction_in_thread(connection, self.dialect, finish, publish, self.notify):
             yield connection
 
     @contextlib.asynccontextmanager
@@ -244,7 +250,7 @@ class PostgresStore:
             try:
                 listener = await self._server.connect(command_timeout=10)
                 try:
-                    await listener.add_listener(CHANNEL, self._on_notification)
+                    await listener.add_listener(self._channel, self._on_notification)
                 except BaseException:  # otherwise it would be taken for a subscribed connection
                     listener.terminate()
                     raise
@@ -409,13 +415,17 @@ class PostgresStore:
         while subjects := self._unsent_subjects:
             self._unsent_subjects = NO_SUBJECTS
             try:
-                await self.run_autocommit(_notify, subjects)
+                await self.run_autocommit(self.notify, subjects)
             except asyncio.CancelledError:
                 self._unsent_subjects |= subjects
                 raise
             except StoreUnreachable:
                 pass
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+    def notify(self, tx: Transaction, subjects: frozenset[str]) -> None:
+        """Notify the nodes of this database: an operation."""
+        tx.run_sql(NOTIFY, channel=self._channel, subjects=",".join(sorted(subjects)))
 
     def _note_server_change(self) -> None:
         self.recent_writes.is_unverified = True
@@ -455,12 +465,8 @@ def _driver_of(connection: AsyncConnection) -> asyncpg.Connection[Any]:
     return driver
 
 
-NOTIFY = SQL("SELECT pg_notify('timebell', CAST(:subjects AS text))")
+NOTIFY = SQL("SELECT pg_notify(:channel, CAST(:subjects AS text))")
 READ_CLOCK = SQL("SELECT clock_timestamp() AS at")
-
-
-def _notify(tx: Transaction, subjects: frozenset[str]) -> None:
-    tx.run_sql(NOTIFY, subjects=",".join(sorted(subjects)))
 
 
 def _read_clock(tx: Transaction) -> Any:
@@ -469,7 +475,7 @@ def _read_clock(tx: Transaction) -> Any:
 
 # JIT compiles statements with a high cost estimate at every execution: 20 ms for a scan that takes 1 ms.
 SESSION_SETTINGS = {
-    "application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
+    "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
 }  # fmt: skip
 # Hot statements look up a few rows by an index. By default the server would plan every claim anew while there is a
 # backlog, which takes three times as long as the claim. So each connection plans a statement once, and the planner is
@@ -482,14 +488,19 @@ HOT_SETTINGS = SESSION_SETTINGS | {
 def engine_for(
     server: PostgresServer, *, pool_size: int = 5, pool_timeout: float = 30.0,
     statement_timeout: float = STATEMENT_TIMEOUT_SECONDS, read_only: bool = False,
-    settings: Mapping[str, str] = SESSION_SETTINGS,
+    settings: Mapping[str, str] = SESSION_SETTINGS, own_search_path: bool = True,
 ) -> AsyncEngine:  # fmt: skip
     """Create an asyncpg engine in autocommit mode. The server terminates transactions left idle by a frozen client.
 
     `pool_timeout` is the maximum wait for a connection if all are in use, `statement_timeout` the maximum wait for the
-    response to a statement, in seconds.
+    response to a statement, in seconds. With `own_search_path=False` statements find the tables of the application
+    instead of Timebell's, if these have a schema of their own.
     """
-    server_settings = {**settings, **({"default_transaction_read_only": "on"} if read_only else {})}
+    server_settings = {**settings, "application_name": server.application_name}
+    if read_only:
+        server_settings["default_transaction_read_only"] = "on"
+    if own_search_path and server.schema is not None:
+        server_settings["search_path"] = server.schema
     engine = create_async_engine(
         "postgresql+asyncpg://",
         isolation_level="AUTOCOMMIT",
@@ -530,16 +541,19 @@ def _close_stray_connections(engine: AsyncEngine) -> None:
 
 def _create_thread_engine(server: PostgresServer, *, is_pooled: bool) -> Engine:
     """Create a psycopg engine, for blocking code. Raises TimebellError (PSYCOPG_MISSING)."""
-    options: dict[str, Any] = {"options": " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())}
+    arguments: dict[str, Any] = {**server.libpq_arguments(), "application_name": server.application_name}
     if is_pooled:
-        options = {"application_name": SESSION_SETTINGS["application_name"], "prepare_threshold": None}
+        arguments["prepare_threshold"] = None
+    else:
+        options = [arguments.get("options", ""), *(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())]
+        arguments["options"] = " ".join(options).strip()
     try:
         engine = create_engine(
             "postgresql+psycopg://",
             pool_size=HANDLER_POOL_SIZE,
             max_overflow=HANDLER_POOL_SIZE,
             pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
-            connect_args={"connect_timeout": 5, **server.libpq_arguments(), **options},
+            connect_args=arguments,
         )
     except ImportError as error:
         raise TimebellError(

@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import islice
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import quote
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
@@ -37,6 +36,9 @@ from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Dialect, Row, SqlTransaction, Steps
 from timebell.store.version import schema_outdated
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 _CONNECT_OPTIONS = {
     "timeout": 10,
@@ -284,6 +286,8 @@ class SqliteStore:
             yield connection
 
     def _create_handler_engine(self) -> AsyncEngine:
+        from sqlalchemy.ext.asyncio import AsyncEngine  # it loads the ORM
+
         engine = engine_for(self.url, durable=self._durable, begin=None)
         return AsyncEngine(
             adapted_engine(lambda: AdaptedConnection(engine.raw_connection(), self._in_side_thread), is_async=True)

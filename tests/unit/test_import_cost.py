@@ -1,0 +1,60 @@
+"""What importing and creating a `Timebell` loads, and its CPU time relative to SQLAlchemy alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEASURE = """
+import sys, time
+start = time.process_time()
+{code}
+print(int((time.process_time() - start) * 1e6), *sys.modules)
+"""
+CREATE = "from timebell import Timebell; Timebell('sqlite:///unused.db', timezone='UTC')"
+ROUNDS = 5
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment in which bytecode is cached, as it is after an installation."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return variables | {"PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
+
+
+def run(code: str, environment: dict[str, str]) -> tuple[int, set[str]]:
+    """Return the CPU time of code in microseconds, and the modules that are loaded then."""
+    command = [sys.executable, "-c", MEASURE.format(code=code)]
+    micros, *modules = subprocess.check_output(command, env=environment, text=True).split()
+    return int(micros), set(modules)
+
+
+def test_creating_an_app_loads_neither_the_engine_nor_unused_drivers(environment: dict[str, str]) -> None:
+    _, modules = run(CREATE, environment)
+    assert "timebell.store.dialects.sqlite.store" in modules
+    unwanted = {
+        "alembic", "asyncpg", "fastapi", "psycopg", "pydantic", "pymysql", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
+        "timebell.engine.node", "timebell.observe.metrics", "timebell.store.dialects.mariadb.store",
+        "timebell.store.dialects.postgres.store",
+    }  # fmt: skip
+    assert modules & unwanted == set()
+    assert [name for name in modules if name.startswith("timebell.features.") and name.count(".") > 3] == []
+
+
+def test_importing_the_package_loads_no_dependency(environment: dict[str, str]) -> None:
+    _, modules = run("import timebell", environment)
+    assert modules & {"sqlalchemy", "orjson", "asyncio", "timebell.app"} == set()
+
+
+def test_importing_and_creating_an_app_takes_little_more_than_importing_sqlalchemy(environment: dict[str, str]) -> None:
+    """On an idle machine of 2026 SQLAlchemy takes about 100 ms, and all of this less than 300 ms."""
+    micros = {
+        code: min(run(code, environment)[0] for _ in range(ROUNDS))
+        for code in ("import timebell", CREATE, "import sqlalchemy")
+    }
+    assert micros["import timebell"] < 50_000
+    assert micros[CREATE] < 2.6 * micros["import sqlalchemy"], micros
