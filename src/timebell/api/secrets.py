@@ -13,7 +13,7 @@ from timebell.api.schemas import (
     Id,
     Instant,
     Limit,
-    Name,
+    ObjectName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -32,7 +32,7 @@ Value = Annotated[SecretStr, Field(min_length=1, max_length=MAX_VALUE_BYTES, des
 class SecretIn(RequestBody):
     """Fields of a new secret."""
 
-    name: Name
+    name: ObjectName
     value: Value
 
 

@@ -14,6 +14,7 @@ from timebell.api.schemas import (
     Instant,
     Json,
     Limit,
+    NewName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -117,7 +118,7 @@ async def get_audience(name: Id, ctx: Context) -> Response:
 
 
 @routes.put("/audiences/{name}", response_model=AudienceOut, **change_route("audience.put", Role.PLATFORM))
-async def put_audience(name: Id, body: AudienceIn, ctx: Context) -> Response:
+async def put_audience(name: NewName, body: AudienceIn, ctx: Context) -> Response:
     """Create or replace an audience. Requires a platform key, because the server connects to the database."""
     ctx.subject = name
     audience = await ctx.app.audiences.put(

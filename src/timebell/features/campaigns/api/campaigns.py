@@ -21,6 +21,7 @@ from timebell.api.schemas import (
     Name,
     RequestBody,
     ResponseBody,
+    ZoneName,
     format_utc,
     json_response,
     page_response,
@@ -111,7 +112,7 @@ class MessageIn(RequestBody):
     ] = None
     name: Name | None = None
     send_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
 
 
 class CampaignIn(MessageIn):

@@ -24,6 +24,7 @@ from timebell.api.schemas import (
     Name,
     RequestBody,
     ResponseBody,
+    ZoneName,
     format_utc,
     json_response,
     page_response,
@@ -64,7 +65,7 @@ class DeviceIn(RequestBody):
     age: Annotated[int | None, Field(ge=0, le=150, description="Years. birthDate takes precedence.")] = None
     birth_date: Annotated[date | None, Field(description="The age in filters follows from it.")] = None
     language: Annotated[str | None, Field(max_length=35)] = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
     push_on_off: Consent = None
     marketing_on_off: Consent = None
     topics: Annotated[list[str] | None, Field(max_length=200, description="FCM topics that the app subscribed to.")] = (

@@ -14,6 +14,7 @@ from timebell.api.schemas import (
     Instant,
     Limit,
     Name,
+    ObjectName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -43,7 +44,7 @@ class ConnectionTokensIn(RequestBody):
 class ConnectionIn(ConnectionTokensIn):
     """Fields of a new connection."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: ObjectName
     token_url: Annotated[
         str | None, Field(max_length=2000, description="Token endpoint for renewals; defaults to monday.com.")
     ] = None

@@ -15,6 +15,8 @@ from timebell.api.schemas import (
     Instant,
     Json,
     Limit,
+    NewName,
+    ObjectName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -22,6 +24,7 @@ from timebell.api.schemas import (
     page_response,
 )
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.client.triggers import SOURCE_KINDS
 from timebell.features.triggers.metrics import record_changes
 from timebell.features.triggers.model.trigger import ChangeSummary, Item, Source, epoch_micros
 from timebell.features.triggers.sources.call_plan import CallPlan
@@ -39,7 +42,7 @@ ItemKey = Annotated[str | int, Field(description="Key of the item in its source.
 class SourcePut(RequestBody):
     """Kind and options of a source."""
 
-    kind: Annotated[str, Field(max_length=20)] = "webhook"
+    kind: Annotated[str, Field(max_length=20, json_schema_extra={"enum": list(SOURCE_KINDS)})] = "webhook"
     options: dict[str, Json] | None = None
     dry_run: Annotated[bool, Field(description="Check the source, and show its calls a day, without storing it.")] = (
         False
@@ -49,7 +52,7 @@ class SourcePut(RequestBody):
 class SourceIn(SourcePut):
     """Fields of a new source."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: ObjectName
 
 
 class ItemChangeIn(RequestBody):
@@ -168,7 +171,7 @@ async def get_source(name: Id, ctx: Context) -> Response:
 
 
 @routes.put("/sources/{name}", response_model=SourceOut, **change_route("source.put", Role.EDITOR))
-async def put_source(name: Id, body: SourcePut, ctx: Context, if_match: IfMatch = None) -> Response:
+async def put_source(name: NewName, body: SourcePut, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a source, or replace the options of an existing one."""
     source = await _write_source(ctx, name, body, if_match, replace=True)
     return json_response(render_source(source), headers={"ETag": etag(source)})
