@@ -250,7 +250,7 @@ async def _import_lines(
         if (unfinished := list(reader.finish())) and not await store(unfinished):
             return OperationState.CANCELLED, None
     except InvalidInput as error:  # in the header line, or the compression
-        return OperationState.FAILED, f"{error} {error.fix or ''}".strip()
+        return OperationState.FAILED, str(error)
     except ClientDisconnect:
         return OperationState.FAILED, f"The client disconnected; all lines up to line {last} are imported."
     except TimeoutError:
