@@ -464,17 +464,17 @@ async def override_occurrence(id: Id, body: OverrideIn, ctx: Context, if_match: 
 
 
 @routes.delete("/schedules/{id}/overrides", response_model=ScheduleOut, **change_route("schedule.undo", Role.OPERATOR))
-async def undo_override(id: Id, ctx: Context, at: Annotated[Instant, Query()]) -> Response:
+async def undo_override(id: Id, ctx: Context, at: Annotated[Instant, Query()], if_match: IfMatch = None) -> Response:
     """Undo a skip or move whose nominal time is in the future."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     undone = ctx.app.schedules.undo(id, parse_timestamp(at, "at"), tenant_id=ctx.tenant_id, connection=ctx.connection)
     return schedule_response(await undone)
 
 
 @routes.post("/schedules/{id}/revert", response_model=ScheduleOut, **change_route("schedule.revert", Role.EDITOR))
-async def revert_schedule(id: Id, body: RevertIn, ctx: Context) -> Response:
+async def revert_schedule(id: Id, body: RevertIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Restore a schedule to an earlier revision."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     reverted = ctx.app.schedules.revert(id, body.revision, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return schedule_response(await reverted)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, require_match
+from timebell.api.if_match import IfMatch, check_match, require_match
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -178,9 +178,13 @@ async def put_source(name: NewName, body: SourcePut, ctx: Context, if_match: IfM
 
 
 @routes.delete("/sources/{name}", response_model=SourceOut, **change_route("source.delete", Role.EDITOR))
-async def delete_source(name: Id, ctx: Context) -> Response:
+async def delete_source(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a source without triggers, and its items."""
-    ctx.subject, ctx.before = name, render_source(await _find_source(ctx, name))
+    source: Source | None = await ctx.run(rows.lock_source, ctx.tenant_id, name)
+    if source is None:
+        raise not_found("source", name)
+    check_match(if_match, etag(source), f"The source {name!r:.80}", source.id)
+    ctx.subject, ctx.before = name, render_source(source)
     return json_response(
         render_source(await ctx.app.triggers.delete_source(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
     )
