@@ -6,6 +6,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 # One process more than there are cores, as many tests wait, each with a database server of its own; a file is run whole
 # in one of them.
 BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
+# Generated requests per operation in `make fuzz`.
+EXAMPLES ?= 10
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Separate distributions of this repository, which the tests and the benchmarks use.
 PACKAGES := packages/timebell-celery packages/timebell-fcm-emulator packages/timebell-torture
@@ -49,8 +51,8 @@ test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, a
 test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
 
-fuzz: $(VENV)/.dev ## generated API requests: all checks of Schemathesis, then 10,000 with forged credentials
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz
+fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis, then forged credentials (EXAMPLES=50: more)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz --max-examples $(EXAMPLES)
 	$(BIN)/python -m pytest -q -s -m slow tests/api/test_schemathesis.py -k "credentials or valid_key"
 
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone

@@ -181,6 +181,9 @@ async def test_invalid_csv_lines_are_reported(make: Callable[..., Any]) -> None:
         created = (await web.ask("POST", "/devices/bulk", b"token\rphone-0004\r", content_type="text/csv")).json()
         assert (created["state"], created["progress"]["done"]) == ("failed", 0)
         assert "not valid CSV" in created["errors"][0]["detail"]
+        created = (await web.ask("POST", "/devices/bulk", b"tier\ngold\n", content_type="text/csv")).json()
+        problem = "There is no column `token`. The first line has the names of the columns."
+        assert [error["detail"] for error in created["errors"]] == [problem]
 
 
 async def test_a_secret_used_by_an_audience_cannot_be_deleted(make: Callable[..., Any], tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from timebell.api import v1
+from timebell.tenancy.roles import Role
+
+from .calls import CALLS, OURS, World, operations
 from .web import NIGHTLY, Web, is_problem
 
 Make = Callable[..., Any]
@@ -118,3 +122,24 @@ async def test_stopping_a_campaign_changes_its_etag(make: Make) -> None:
         assert (await web.post(f"/campaigns/{created.json()['id']}/stop", {})).status_code == 200
         stale = await web.ask("PATCH", f"/campaigns/{created.json()['id']}", {"title": "u"}, if_match=before)
         is_problem(stale, 412, "REVISION_STALE")
+
+
+WITHOUT_IF_MATCH = {  # what they change has no fields that someone could have read before
+    "revokeKey", "deleteDevice", "endUserSessions", "endUserSession",
+}  # fmt: skip
+
+
+async def test_every_operation_that_changes_an_object_refuses_a_stale_tag(make: Make) -> None:
+    async with make(open_here=False) as web:
+        world, paths, refused = await World.make(web), v1.build_openapi()["paths"], set[str]()
+        for operation in operations():
+            parameters = paths[operation.path][operation.method.lower()].get("parameters", [])
+            takes_tag = any(parameter["name"] == "If-Match" for parameter in parameters)
+            is_change = operation.method in ("PUT", "PATCH", "DELETE")
+            assert takes_tag or not is_change or operation.id in WITHOUT_IF_MATCH, operation.id
+            if takes_tag and "{new}" not in CALLS[operation.id].path:
+                key = world.role[Role.PLATFORM]
+                stale = await world.call(operation, key, timebell_tenant=OURS, if_match='"stale"')
+                assert (stale.status_code, stale.json().get("code")) == (412, "REVISION_STALE"), operation.id
+                refused.add(operation.id)
+        assert len(refused) > 30

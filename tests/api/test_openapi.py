@@ -16,6 +16,8 @@ from fastapi.routing import APIRoute
 from timebell.api import openapi, v1
 from timebell.features import FEATURES
 
+from .web import is_problem
+
 ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 OPERATIONS = [
     (method, path, operation)
@@ -89,3 +91,49 @@ def test_every_resource_is_a_key_scope() -> None:
     from timebell.tenancy.keys import SCOPES
 
     assert {path.removeprefix("/api/v1/").split("/")[0] for _, path, _ in OPERATIONS} <= set(SCOPES)
+
+
+def _schema_of(name: str, *, parameter: str | None = None, field: str | None = None) -> dict[str, Any]:
+    """Return the schema of a parameter or of a body field, without the alternative null."""
+    document = v1.build_openapi()
+    operation = next(operation for _, _, operation in OPERATIONS if operation["operationId"] == name)
+    if parameter is not None:
+        schema = next(one["schema"] for one in operation["parameters"] if one["name"] == parameter)
+    else:
+        body = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        schema = document["components"]["schemas"][body]["properties"][field]
+    return schema["anyOf"][0] if "anyOf" in schema else schema  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("schema", "member", "expected"),
+    [
+        (_schema_of("listJobs", parameter="from"), "format", "date-time"),
+        (_schema_of("getAudit", parameter="to"), "format", "date-time"),
+        (_schema_of("createSchedule", field="timezone"), "minLength", 1),
+        (_schema_of("createSource", field="kind"), "enum", ["webhook", "sql", "monday"]),
+        (_schema_of("createTarget", field="name"), "pattern", "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+        (_schema_of("putTarget", parameter="name"), "pattern", "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+        (_schema_of("putQueue", parameter="name"), "maxLength", 100),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_the_document_restricts_texts_like_the_server(schema: dict[str, Any], member: str, expected: Any) -> None:
+    assert schema[member] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/targets", {"kind": "http", "options": {"url": "https://example.com"}}),
+        ("/secrets", {"value": "v"}),
+        ("/sources", {"kind": "webhook"}),
+        ("/triggers", {"source": "s", "column": "c", "topic": "t"}),
+    ],
+)
+async def test_a_name_of_101_characters_is_refused_with_its_rule(
+    path: str, body: dict[str, Any], make: Callable[..., Any]
+) -> None:
+    async with make() as web:
+        problem = is_problem(await web.post(path, body | {"name": "n" * 101}), 422, "INVALID_NAME")
+        assert "100" in problem["fix"]

@@ -37,6 +37,7 @@ from timebell.store.tenancy import api_keys as key_rows
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.http import HttpTarget
 
+from .ndjson import LATER
 from .web import NIGHTLY, SECRET, Web
 
 CHECKS: list[CheckFunction] = [
@@ -45,7 +46,6 @@ CHECKS: list[CheckFunction] = [
 ]  # fmt: skip
 MAKES = {"createSchedule", "putSchedule", "previewSchedule"}
 RULES = {"interval", "rrule", "dates", "recurrence", "topic", "payload", "retry"}  # fields that conflict with NIGHTLY
-LATER = {"topic": "there", "timezone": "UTC", "runAt": "2040-01-01T00:00:00Z"}
 NUMBERS = count()
 STREAMING = {"streamEvents"}  # tested in tests/api/test_events.py
 SCHEMA = schemathesis.openapi.from_dict(json.loads(v1.render_openapi()))
@@ -61,12 +61,6 @@ class UnsentHttpTarget(HttpTarget):
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         return Outcome.ok({"status": 200, "body": delivery.topic})
-
-
-@schemathesis.serializer("application/x-ndjson")
-def _lines(ctx: Any, value: Any) -> bytes:
-    """Return a generated line and a valid one."""
-    return f"{value}\n{json.dumps(LATER)}\n".encode(errors="replace")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,16 @@
-"""The steps of docs/guides/production.md with real proxies: TLS, single sign-on, client addresses, events, imports.
+"""The steps of docs/guides/production.md with real proxies: roles, TLS, single sign-on, addresses, events, imports.
 
-The texts of the guide are used as they are, apart from ports and paths.
+The texts of the guide are used as they are, apart from ports, paths and passwords. SQL replaces `createuser` and
+`createdb`, which the package with the server does not contain.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -18,19 +21,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 from playwright.sync_api import expect
 
 from tests.debian_packages import install
 from tests.docs.pages import DOCS, blocks
-from tests.servers import free_port
+from tests.servers import Postgres, free_port
 from tests.tls import Authority
 from tests.ui import chromium as browsers
 from tests.ui.test_provider_in_chromium import running_provider, sign_in_at_provider
 from tests.unit.cli.process import Process, until
 
 HOST, CLIENT_ADDRESS = "timebell.example.com", "127.0.0.9"
-GUIDE = {block.info: block.text for block in blocks(DOCS / "guides" / "production.md")}
+PAGE = DOCS / "guides" / "production.md"
+GUIDE = {block.info: block.text for block in blocks(PAGE)}
 NGINX = """
 daemon off;
 user root;
@@ -85,9 +90,18 @@ def running_proxy(package: str, folder: Path, port: int, node_port: int) -> Iter
         process.wait()
 
 
+@pytest.fixture
+def database() -> Iterator[Postgres]:
+    """A server of its own, because roles belong to a server."""
+    server = Postgres()
+    yield server
+    server.close()
+
+
 @pytest.mark.parametrize("package", ["nginx-light", "caddy"])
-def test_the_guide_leads_to_single_sign_on_behind_a_proxy(package: str, tmp_path: Path) -> None:
+def test_the_guide_leads_to_single_sign_on_behind_a_proxy(package: str, tmp_path: Path, database: Postgres) -> None:
     browsers.install_assets()
+    _create_tables_and_role(database, tmp_path)
     authority = Authority(tmp_path)
     authority.certificate(HOST)
     port, node_port, provider_port = free_port(), free_port(), free_port()
@@ -99,21 +113,22 @@ def test_the_guide_leads_to_single_sign_on_behind_a_proxy(package: str, tmp_path
     environment |= {name: str(tmp_path / Path(value).name) for name, value in environment.items()
                     if value in secret_files}  # fmt: skip
     environment |= {
-        "TIMEBELL_DATABASE_URL": f"sqlite:///{tmp_path}/timebell.db", "TIMEBELL_HTTP_PORT": str(node_port),
-        "TIMEBELL_METRICS_PORT": str(free_port()), "TIMEBELL_URL": url, "TIMEBELL_OIDC_ISSUER": issuer,
+        "TIMEBELL_DATABASE_URL": _at(database, environment["TIMEBELL_DATABASE_URL"]),
+        "TIMEBELL_HTTP_PORT": str(node_port), "TIMEBELL_METRICS_PORT": str(free_port()), "TIMEBELL_URL": url,
+        "TIMEBELL_OIDC_ISSUER": issuer,
     }  # fmt: skip
     secret = secret_files["/etc/timebell/oidc-secret"]
     with (
         running_provider(tmp_path, issuer, provider_port, url, secret),
         running_proxy(package, tmp_path, port, node_port),
     ):
+        assert f"register {url}/ui/sign-in/callback" in _timebell(tmp_path, environment, "doctor")
         node = Process(tmp_path, ["run"], environment)
         try:
             client = authority.client()
             until(lambda: _is_ready(client, port) or None, node.err.read_text)
             _sign_in_with_chromium(url)
-            command = [sys.executable, "-m", "timebell.cli.main", "key", "create", "emergency", "--role", "platform"]
-            key = subprocess.check_output(command, env={**os.environ, **environment}, cwd=tmp_path, text=True).strip()
+            key = _timebell(tmp_path, environment, "key", "create", "emergency", "--role", "platform").strip()
             _check_addresses(client, port, key)
             job = {"topic": "a.b", "runAt": "2099-01-01T00:00:00Z"}
             lines = [json.dumps({**job, "payload": [number, "x" * 300]}) for number in range(5000)]
@@ -123,6 +138,39 @@ def test_the_guide_leads_to_single_sign_on_behind_a_proxy(package: str, tmp_path
             assert _request(client, port, "GET", "/metrics")[0] == 404
         finally:
             node.kill()
+
+
+def _create_tables_and_role(database: Postgres, folder: Path) -> None:
+    """Create the tables as their owner, and the role of the node, with the commands of the guide."""
+    (text,) = [block.text for block in blocks(PAGE) if "db roles" in block.text and block.language == "sh"]
+    owner, name = re.search(r"createuser .* (\w+)\n.*createdb --owner \w+ (\w+)\n", text).groups()  # type: ignore[union-attr]
+    asyncio.run(_execute(database.url, f"CREATE ROLE {owner} LOGIN CREATEROLE"))
+    asyncio.run(_execute(database.url, f"CREATE DATABASE {name} OWNER {owner}"))
+    url = _at(database, text.partition("TIMEBELL_DATABASE_URL=")[2].partition("\n")[0])
+    _timebell(folder, {"TIMEBELL_DATABASE_URL": url}, "db", "upgrade")
+    asyncio.run(_execute(url, _timebell(folder, {"TIMEBELL_DATABASE_URL": url}, "db", "roles")))
+
+
+def _at(database: Postgres, url: str) -> str:
+    """Return a URL of the guide with the address of the server, which accepts any password."""
+    assert "@localhost/" in url
+    return url.replace("@localhost/", f"@127.0.0.1:{database.port}/")
+
+
+async def _execute(url: str, statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statements)
+    finally:
+        await connection.close()
+
+
+def _timebell(folder: Path, environment: dict[str, str], *arguments: str) -> str:
+    """Run the command line; return its output, also of a `doctor` that has remarks."""
+    command = [sys.executable, "-m", "timebell.cli.main", *arguments]
+    done = subprocess.run(command, env={**os.environ, **environment}, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 or "doctor" in arguments, done.stdout + done.stderr
+    return done.stdout
 
 
 def _sign_in_with_chromium(url: str) -> None:

@@ -60,7 +60,7 @@ class OccurrenceExplanation(ResponseBody):
 
 @routes.get("/audit", response_model=AuditReport, **read_route(report=True))
 async def get_audit(
-    ctx: Context, from_: Annotated[str, Query(alias="from", max_length=64)], to: Annotated[str, Query(max_length=64)],
+    ctx: Context, from_: Annotated[Instant, Query(alias="from")], to: Annotated[Instant, Query()],
     schedule: Annotated[str | None, Query(max_length=200, description="Audit only this schedule: name or id.")] = None,
 ) -> Response:  # fmt: skip
     """Compare expected with recorded occurrences, to find missing and duplicate runs."""
@@ -81,6 +81,6 @@ async def get_audit(
 
 
 @routes.get("/schedules/{id}/why", response_model=OccurrenceExplanation, **read_route())
-async def explain_occurrence(id: Id, ctx: Context, at: Annotated[str, Query(max_length=64)]) -> Response:
+async def explain_occurrence(id: Id, ctx: Context, at: Annotated[Instant, Query()]) -> Response:
     """Explain the outcome of the occurrence at an instant."""
     return json_response((await ctx.app.why(id, parse_timestamp(at, "at"), tenant_id=ctx.tenant_id)).to_json())

@@ -29,8 +29,8 @@ Action = Annotated[
     str | None, Query(max_length=200, description="Action; with `*` at the end a prefix, such as `schedule.*`.")
 ]
 Outcome = Annotated[Literal["done", "refused"] | None, Query()]
-From = Annotated[str | None, Query(max_length=64, alias="from")]
-To = Annotated[str | None, Query(max_length=64)]
+From = Annotated[Instant | None, Query(alias="from")]
+To = Annotated[Instant | None, Query()]
 Tenant = Annotated[str | None, Query(max_length=200, description="Tenant to list; requires a platform key.")]
 
 

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from timebell.api.jobs import resolve_tenant
 from timebell.api.operations import OperationOut, new_operation, render_operation
 from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, write_audit_record
-from timebell.api.schemas import json_response
+from timebell.api.schemas import ZoneName, json_response
 from timebell.client.job_lines import MAX_LINE_BYTES, Batch, Line, LineReader
 from timebell.errors import StoreError
 from timebell.model.operation import Operation, OperationKind, OperationState
@@ -46,7 +46,7 @@ route_options["openapi_extra"]["requestBody"] = {
 async def import_jobs(
     request: Request, ctx: Context,
     past: Annotated[Literal["refuse", "skip", "now"], Query(description="Handling of lines in the past.")] = "refuse",
-    timezone: Annotated[str | None, Query(max_length=64, description="Time zone of lines that specify none.")] = None,
+    timezone: Annotated[ZoneName | None, Query(description="Time zone of lines that specify none.")] = None,
 ) -> Response:  # fmt: skip
     """Create a job from each line.
 

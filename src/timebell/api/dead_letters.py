@@ -121,8 +121,8 @@ async def list_dead_letters(
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None,
     error_code: Annotated[Text, Query(alias="errorCode")] = None,
     error_group: Annotated[ErrorGroup, Query(alias="errorGroup")] = None,
-    from_: Annotated[Text, Query(alias="from", description="Failed at or after this time.")] = None,
-    to: Annotated[Text, Query(description="Failed before this time.")] = None,
+    from_: Annotated[Instant | None, Query(alias="from", description="Failed at or after this time.")] = None,
+    to: Annotated[Instant | None, Query(description="Failed before this time.")] = None,
     group_by: Annotated[Literal["topic", "error"] | None, Query(alias="groupBy")] = None,
 ) -> Response:  # fmt: skip
     """List dead letters, latest failure first, or group them by topic, or by topic, code and normalized message."""

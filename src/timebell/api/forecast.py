@@ -28,7 +28,6 @@ MIN_PEAK_SIZE, PEAK_FACTOR = 10, 5  # minimum size, and minimum multiple of the 
 MAX_PEAK_NAMES = 5
 MAX_RUNS_PER_SCHEDULE = 1_500
 routes = APIRouter(route_class=ApiRoute, tags=["forecast"])
-OptionalInstant = Annotated[str | None, Query(max_length=64)]
 
 
 class Minute(ResponseBody):
@@ -62,7 +61,9 @@ class Forecast(ResponseBody):
 
 @routes.get("/forecast", response_model=Forecast, **read_route(report=True))
 async def get_forecast(
-    ctx: Context, from_: Annotated[OptionalInstant, Query(alias="from")] = None, to: OptionalInstant = None
+    ctx: Context,
+    from_: Annotated[Instant | None, Query(alias="from")] = None,
+    to: Annotated[Instant | None, Query()] = None,
 ) -> Response:
     """Forecast the load per minute, by default for the next 24 hours, and for at most 7 days.
 
@@ -153,7 +154,7 @@ class Upcoming(ResponseBody):
 
 
 @routes.get("/forecast/upcoming", response_model=Upcoming, **read_route())
-async def list_upcoming(ctx: Context, to: OptionalInstant = None, limit: Limit = 50) -> Response:
+async def list_upcoming(ctx: Context, to: Annotated[Instant | None, Query()] = None, limit: Limit = 50) -> Response:
     """List the schedules that run from now until `to`, by default for 24 hours, and for at most 7 days.
 
     Pauses and overrides are respected. A schedule with a fixed delay contributes only its next run.

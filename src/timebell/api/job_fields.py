@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
-from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
+from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, ZoneName, format_utc
 from timebell.client.job_fields import metadata_json, target_json
 from timebell.model.job import Job
 from timebell.model.progress import Progress
@@ -20,7 +20,7 @@ class JobIn(RequestBody):
     run_at: Annotated[
         str | None, Field(max_length=64, description="RFC 3339; without an offset it is local time in timezone.")
     ] = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
     payload: Json = None
     metadata: dict[str, Json] | None = None
     key: Name | None = None

@@ -15,11 +15,13 @@ from timebell.api.route import ApiRoute, Context, change_route, not_found, read_
 from timebell.api.schemas import (
     Cursor,
     Id,
+    Instant,
     Json,
     Limit,
     Name,
     RequestBody,
     ResponseBody,
+    ZoneName,
     json_response,
     page_response,
     parse_timestamp,
@@ -30,7 +32,7 @@ from timebell.client.job_fields import parse_job
 from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
-from timebell.model.job import Job
+from timebell.model.job import STATE_WORDS, Job
 from timebell.model.operation import OperationKind
 from timebell.store.jobs import repository
 from timebell.store.jobs.search import JobSearch
@@ -38,7 +40,8 @@ from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=ApiRoute, tags=["jobs"])
 Text = Annotated[str | None, Query(max_length=200)]
-Statuses = Annotated[list[Annotated[str, Query(max_length=20)]] | None, Query(max_length=20)]
+Status = Annotated[str, Field(max_length=20, json_schema_extra={"enum": list(STATE_WORDS)})]
+Statuses = Annotated[list[Status] | None, Query(max_length=20)]
 
 
 Pairs = Annotated[
@@ -78,7 +81,7 @@ class JobCancelIn(RequestBody):
 
 class RescheduleIn(RequestBody):
     run_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
 
 
 class JobRetryIn(RequestBody):
@@ -197,8 +200,10 @@ async def list_jobs(
     tenant_id: Annotated[Text, Query(alias="tenantId", description="Tenant to list; requires a platform key.")] = None,
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None, key: Text = None, queue: Text = None,
     min_attempts: Annotated[int | None, Query(alias="minAttempts", ge=0, le=2**31 - 1)] = None,
-    from_: Annotated[Text, Query(alias="from", description="Finished or, if live, due at or after this time.")] = None,
-    to: Annotated[Text, Query(description="Finished or, if live, due before this time.")] = None,
+    from_: Annotated[
+        Instant | None, Query(alias="from", description="Finished or, if live, due at or after this time.")
+    ] = None,
+    to: Annotated[Instant | None, Query(description="Finished or, if live, due before this time.")] = None,
     correlation_id: Annotated[Text, Query(alias="correlationId")] = None,
     client_request_id: Annotated[Text, Query(alias="clientRequestId")] = None,
     metadata: Pairs = None, payload: Pairs = None,

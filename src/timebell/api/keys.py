@@ -41,7 +41,8 @@ class KeyIn(RequestBody):
     name: Name
     role: Role
     scopes: Annotated[
-        list[str] | None, Field(min_length=1, max_length=len(SCOPES), description=f"Subset of {', '.join(SCOPES)}.")
+        list[Annotated[str, Field(json_schema_extra={"enum": list(SCOPES)})]] | None,
+        Field(min_length=1, max_length=len(SCOPES), description=f"Subset of {', '.join(SCOPES)}."),
     ] = None
     networks: Annotated[
         list[Annotated[str, Field(max_length=64)]] | None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
 from timebell.api.if_match import IfMatch, check_match, entity_tag
@@ -23,6 +23,9 @@ from timebell.store.jobs.target_queues import is_visible
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["queues"])
+
+
+QueueName = Annotated[str, Path(max_length=200, json_schema_extra={"maxLength": 100, "not": {"const": "*"}})]
 
 
 class QueueOut(ResponseBody):
@@ -126,7 +129,7 @@ async def list_queues(ctx: Context) -> Response:
 
 
 @routes.put("/queues/{name}", response_model=QueueOut, **change_route("queue.put", Role.PLATFORM))
-async def put_queue(name: Id, body: QueueIn, ctx: Context, if_match: IfMatch = None) -> Response:
+async def put_queue(name: QueueName, body: QueueIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Replace all limits of a queue."""
     limits = Limits.parse(body.concurrency, body.rate, body.per_seconds, body.concurrency_per_group)
     await ctx.run(rows.set_limits, await _prepare_change(ctx, name, if_match), limits)
@@ -134,14 +137,14 @@ async def put_queue(name: Id, body: QueueIn, ctx: Context, if_match: IfMatch = N
 
 
 @routes.post("/queues/{name}/pause", response_model=QueueOut, **change_route("queue.pause", Role.PLATFORM))
-async def pause_queue(name: Id, ctx: Context, body: PauseIn | None = None, if_match: IfMatch = None) -> Response:
+async def pause_queue(name: QueueName, ctx: Context, body: PauseIn | None = None, if_match: IfMatch = None) -> Response:
     """Pause a queue: no more of its jobs start. Running jobs continue."""
     await ctx.run(rows.pause, await _prepare_change(ctx, name, if_match), body.reason if body else None)
     return await _queue_response(ctx, name)
 
 
 @routes.post("/queues/{name}/resume", response_model=QueueOut, **change_route("queue.resume", Role.PLATFORM))
-async def resume_queue(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
+async def resume_queue(name: QueueName, ctx: Context, if_match: IfMatch = None) -> Response:
     """Resume a paused queue."""
     await ctx.run(rows.resume, await _prepare_change(ctx, name, if_match))
     return await _queue_response(ctx, name)

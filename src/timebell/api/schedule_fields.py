@@ -12,7 +12,7 @@ from pydantic import Field
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
 from timebell.api.if_match import entity_tag
 from timebell.api.job_fields import Warnings
-from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
+from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, ZoneName, format_utc
 from timebell.client.job_fields import metadata_json, parse_metadata, parse_retry, target_json
 from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
@@ -65,7 +65,7 @@ class ScheduleIn(RequestBody):
     rrule: Annotated[str | None, Field(max_length=20_000)] = None
     dates: Annotated[list[Instant] | None, Field(max_length=10_000)] = None
     recurrence: dict[str, Json] | None = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
     topic: Name | None = None
     job_type: Name | None = None
     payload: Json = None

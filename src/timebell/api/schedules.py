@@ -15,6 +15,7 @@ from timebell.api.executions import ExecutionPage, render_execution
 from timebell.api.history import HistoryPage, history_response
 from timebell.api.if_match import IfMatch, matches
 from timebell.api.job_fields import JobOut, RequestOut, render_job
+from timebell.api.jobs import Statuses
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schedule_fields import (
     FIELD_ALIASES,
@@ -463,17 +464,17 @@ async def override_occurrence(id: Id, body: OverrideIn, ctx: Context, if_match: 
 
 
 @routes.delete("/schedules/{id}/overrides", response_model=ScheduleOut, **change_route("schedule.undo", Role.OPERATOR))
-async def undo_override(id: Id, ctx: Context, at: Annotated[str, Query(max_length=64)]) -> Response:
+async def undo_override(id: Id, ctx: Context, at: Annotated[Instant, Query()], if_match: IfMatch = None) -> Response:
     """Undo a skip or move whose nominal time is in the future."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     undone = ctx.app.schedules.undo(id, parse_timestamp(at, "at"), tenant_id=ctx.tenant_id, connection=ctx.connection)
     return schedule_response(await undone)
 
 
 @routes.post("/schedules/{id}/revert", response_model=ScheduleOut, **change_route("schedule.revert", Role.EDITOR))
-async def revert_schedule(id: Id, body: RevertIn, ctx: Context) -> Response:
+async def revert_schedule(id: Id, body: RevertIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Restore a schedule to an earlier revision."""
-    await _lock_for_change(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     reverted = ctx.app.schedules.revert(id, body.revision, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return schedule_response(await reverted)
 
@@ -481,11 +482,11 @@ async def revert_schedule(id: Id, body: RevertIn, ctx: Context) -> Response:
 @routes.get("/schedules/{id}/executions", response_model=ExecutionPage, **read_route())
 async def list_executions(
     id: Id, ctx: Context, limit: Limit = 20, cursor: Cursor = None,
-    status: Annotated[list[Annotated[str, Query(max_length=20)]] | None, Query(max_length=20)] = None,
+    status: Statuses = None,
     from_: Annotated[
-        str | None, Query(alias="from", max_length=64, description="Finished or, if live, due at or after this time.")
+        Instant | None, Query(alias="from", description="Finished or, if live, due at or after this time.")
     ] = None,
-    to: Annotated[str | None, Query(max_length=64, description="Finished or, if live, due before this time.")] = None,
+    to: Annotated[Instant | None, Query(description="Finished or, if live, due before this time.")] = None,
 ) -> Response:  # fmt: skip
     """List the occurrences of a schedule with their outcomes, newest first."""
     await find_schedule(ctx, id)
@@ -501,7 +502,7 @@ async def list_executions(
 @routes.get("/schedules/{id}/next", response_model=FireTimes, **read_route())
 async def list_next_occurrences(
     id: Id, ctx: Context, count: Annotated[int, Query(ge=1, le=1000)] = 10,
-    from_: Annotated[str | None, Query(alias="from", max_length=64)] = None,
+    from_: Annotated[Instant | None, Query(alias="from")] = None,
 ) -> Response:  # fmt: skip
     """List the next fire times. Overrides are applied; pauses are ignored."""
     schedule = await find_schedule(ctx, id)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_v
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from timebell.client.secrets import NAME_PATTERN
 from timebell.errors import InvalidInput
 from timebell.model.page import MAX_LIMIT, Page
 from timebell.recurrence.instants import format_instant, parse_instant
@@ -99,6 +100,11 @@ class Problem(BaseModel):
 
 Instant = Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+# Rules of these texts in the OpenAPI document only: the checks that refuse other texts return codes and fixes.
+ZoneName = Annotated[str, Field(max_length=64, json_schema_extra={"minLength": 1})]
+OBJECT_NAME = {"pattern": f"^{NAME_PATTERN.pattern}$"}
+ObjectName = Annotated[str, Field(min_length=1, max_length=200, json_schema_extra=OBJECT_NAME)]
+NewName = Annotated[str, Path(max_length=200, json_schema_extra=OBJECT_NAME)]
 Json = Any
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="nextCursor of the previous page.")]

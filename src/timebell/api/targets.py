@@ -16,7 +16,8 @@ from timebell.api.schemas import (
     Instant,
     Json,
     Limit,
-    Name,
+    NewName,
+    ObjectName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -38,7 +39,8 @@ Options = Annotated[
     ),
 ]
 SigningSecret = Annotated[
-    SecretStr | None, Field(max_length=200, description="whsec_...; generated if omitted. Only for kind http.")
+    Annotated[SecretStr, Field(max_length=200, json_schema_extra={"minLength": 1})] | None,
+    Field(description="whsec_...; generated if omitted. Only for kind http."),
 ]
 
 
@@ -53,7 +55,7 @@ class TargetPut(RequestBody):
 class TargetIn(TargetPut):
     """Fields of a new target."""
 
-    name: Name
+    name: ObjectName
 
 
 class SecretRotationIn(RequestBody):
@@ -160,7 +162,7 @@ async def list_target_history(name: Id, ctx: Context, limit: Limit = 50, cursor:
 
 
 @routes.put("/targets/{name}", response_model=TargetWithSecret, **change_route("target.put", Role.EDITOR))
-async def put_target(name: Id, body: TargetPut, ctx: Context, if_match: IfMatch = None) -> Response:
+async def put_target(name: NewName, body: TargetPut, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a target, or replace an existing one. Jobs that are already scheduled use the new options."""
     await _lock_for_change(ctx, name, if_match)
     return _response_with_secret(ctx, await _write_target(ctx, name, body, replace=True))

@@ -17,6 +17,7 @@ from timebell.api.schemas import (
     Limit,
     RequestBody,
     ResponseBody,
+    ZoneName,
     format_utc,
     json_response,
     page_response,
@@ -33,7 +34,7 @@ from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["tenants"])
 LimitValue = Annotated[int | None, Field(ge=1, lt=2**53)]
-ZoneName = Annotated[str | None, Field(max_length=64, description="Time zone of its months; defaults to UTC.")]
+MonthZone = Annotated[ZoneName | None, Field(description="Time zone of its months; defaults to UTC.")]
 TenantId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,199}$")]
 
 
@@ -74,14 +75,14 @@ class TenantIn(RequestBody):
 
     id: TenantId
     limits: LimitsIn | None = None
-    timezone: ZoneName = None
+    timezone: MonthZone = None
 
 
 class TenantPatch(RequestBody):
     """Changes to a tenant."""
 
     limits: LimitsIn | None = None
-    timezone: ZoneName = None
+    timezone: MonthZone = None
 
 
 class TenantOut(ResponseBody):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field, SecretStr
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.keys import visible_tenant
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
@@ -108,7 +110,7 @@ async def create_user(body: UserIn, ctx: Context) -> Response:
         role=body.role, created_at=ctx.now, created_by=ctx.caller.actor,
     )  # fmt: skip
     await ctx.run(rows.create_user, user, await _hash(body.password))
-    return json_response(render_user(user), 201, {"Location": f"/api/v1/users/{quote(user.name, safe='')}"})
+    return _user_response(user, 201, {"Location": f"/api/v1/users/{quote(user.name, safe='')}"})
 
 
 @routes.get("/users", response_model=UserPage, **read_route(Role.ADMIN))
@@ -121,13 +123,13 @@ async def list_users(ctx: Context, limit: Limit = 50, cursor: UserCursor = None)
 @routes.get("/users/{name}", response_model=UserOut, **read_route(Role.ADMIN))
 async def get_user(name: Id, ctx: Context) -> Response:
     """Get a user."""
-    return json_response(render_user(await _find_user(ctx, name)))
+    return _user_response(await _find_user(ctx, name))
 
 
 @routes.patch("/users/{name}", response_model=UserOut, **change_route("user.update", Role.ADMIN))
-async def patch_user(name: Id, body: UserPatch, ctx: Context) -> Response:
+async def patch_user(name: Id, body: UserPatch, ctx: Context, if_match: IfMatch = None) -> Response:
     """Change the role or the password of a user, or disable or enable the user."""
-    user = await _user_for_change(ctx, name)
+    user = await _user_for_change(ctx, name, if_match)
     if body.role is not None and body.role is not user.role:
         _check_permission(ctx, body.role)
         check_role_change(user, body.role)
@@ -137,23 +139,23 @@ async def patch_user(name: Id, body: UserPatch, ctx: Context) -> Response:
         await ctx.run(rows.set_password, user.id, await _hash(body.password))
     if body.enabled is not None:
         await ctx.run(rows.enable_user if body.enabled else rows.disable_user, user.id, ctx.now)
-    return json_response(render_user(await _find_user(ctx, name)))
+    return _user_response(await _find_user(ctx, name))
 
 
 @routes.delete("/users/{name}", response_model=UserOut, **change_route("user.delete", Role.ADMIN))
-async def delete_user(name: Id, ctx: Context) -> Response:
+async def delete_user(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a user and end all sessions of the user. The audit log keeps the name."""
-    user = await _user_for_change(ctx, name)
+    user = await _user_for_change(ctx, name, if_match)
     await ctx.run(rows.delete_user, user.id)
     return json_response(render_user(user))
 
 
 @routes.delete("/users/{name}/totp", response_model=UserOut, **change_route("user.reset_totp", Role.ADMIN))
-async def reset_user_totp(name: Id, ctx: Context) -> Response:
+async def reset_user_totp(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Let a user who has lost the authenticator app sign in with the password alone. Ends all sessions of the user."""
-    user = await _user_for_change(ctx, name)
+    user = await _user_for_change(ctx, name, if_match)
     await ctx.run(totp.remove_totp, user.id)
-    return json_response(render_user(await _find_user(ctx, name)))
+    return _user_response(await _find_user(ctx, name))
 
 
 @routes.get("/users/{name}/sessions", response_model=SessionList, **read_route(Role.ADMIN))
@@ -189,19 +191,32 @@ async def _hash(password: SecretStr) -> str:
     return await asyncio.to_thread(passwords.hash_password, password.get_secret_value())
 
 
-async def _find_user(ctx: Context, name: str) -> User:
-    user: User | None = await ctx.run(rows.find_user, name, ctx.tenant_id)
+async def _find_user(ctx: Context, name: str, *, lock: bool = False) -> User:
+    user: User | None = await ctx.run(rows.find_user, name, ctx.tenant_id, lock=lock)
     if user is None or visible_tenant(ctx) not in (None, user.tenant_id):
         raise not_found("user", name)
     return user
 
 
-async def _user_for_change(ctx: Context, name: str) -> User:
-    """Find a user that the caller may change, and record the user as the audit subject. Raises NotFound, Refused."""
-    user = await _find_user(ctx, name)
+async def _user_for_change(ctx: Context, name: str, if_match: str | None = None) -> User:
+    """Lock a user that the caller may change, check If-Match, and record the user as the audit subject.
+
+    Raises NotFound, Refused, RevisionStale.
+    """
+    user = await _find_user(ctx, name, lock=True)
     _check_permission(ctx, user.role)
+    check_match(if_match, etag(user), f"The user {name!r:.80}", name)
     ctx.subject, ctx.before = user.name, render_user(user)
     return user
+
+
+def etag(user: User) -> str:
+    """Return the strong ETag of a user: role, state and second step."""
+    return entity_tag(0, user.id, user.role, user.disabled_at, user.totp_enabled_at)
+
+
+def _user_response(user: User, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(render_user(user), status, {"ETag": etag(user), **(headers or {})})
 
 
 def _check_permission(ctx: Context, role: Role) -> None:

@@ -109,9 +109,10 @@ def upsert_secret(
     return _secret_from_row(tx.execute(select(secrets).where(_by_name(tenant_id, name))).one())
 
 
-def find_secret(tx: Transaction, tenant_id: str, name: str) -> Secret | None:
+def find_secret(tx: Transaction, tenant_id: str, name: str, *, lock: bool = False) -> Secret | None:
     """Return a secret without its value; None if there is none."""
-    row = tx.execute(select(secrets).where(_by_name(tenant_id, name))).first()
+    query = select(secrets).where(_by_name(tenant_id, name))
+    row = tx.execute(query.with_for_update() if lock else query).first()
     return None if row is None else _secret_from_row(row)
 
 

@@ -41,9 +41,10 @@ def create_user(tx: Transaction, user: User, password: str) -> User:
     return user
 
 
-def find_user(tx: Transaction, name: str, tenant_id: str | None = None) -> User | None:
+def find_user(tx: Transaction, name: str, tenant_id: str | None = None, *, lock: bool = False) -> User | None:
     """Return the user with this name of a tenant, or of the platform if that is `default` or None."""
-    row = tx.execute(select(users).where(is_named(name, tenant_id))).first()
+    query = select(users).where(is_named(name, tenant_id))
+    row = tx.execute(query.with_for_update() if lock else query).first()
     return None if row is None else user_from_row(row)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -14,6 +15,7 @@ from timebell.api.schemas import (
     Instant,
     Json,
     Limit,
+    NewName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -21,6 +23,7 @@ from timebell.api.schemas import (
     page_response,
 )
 from timebell.features.campaigns.model.filters import Filters
+from timebell.features.campaigns.store import audiences as rows
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.audiences import Audience
 from timebell.tenancy.roles import Role
@@ -113,17 +116,17 @@ async def list_audiences(ctx: Context, limit: Limit = 50, cursor: Cursor = None)
 @routes.get("/audiences/{name}", response_model=AudienceOut, **read_route())
 async def get_audience(name: Id, ctx: Context) -> Response:
     """Get an audience."""
-    return json_response(_render_audience(await ctx.app.audiences.get(name, tenant_id=ctx.tenant_id)))
+    return _audience_response(await ctx.app.audiences.get(name, tenant_id=ctx.tenant_id))
 
 
 @routes.put("/audiences/{name}", response_model=AudienceOut, **change_route("audience.put", Role.PLATFORM))
-async def put_audience(name: Id, body: AudienceIn, ctx: Context) -> Response:
+async def put_audience(name: NewName, body: AudienceIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create or replace an audience. Requires a platform key, because the server connects to the database."""
-    ctx.subject = name
+    await _lock_for_change(ctx, name, if_match)
     audience = await ctx.app.audiences.put(
         name, body.sent_fields(), tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection
     )
-    return json_response(_render_audience(audience))
+    return _audience_response(audience)
 
 
 @routes.post(
@@ -141,9 +144,27 @@ async def refresh_audience(name: Id, ctx: Context) -> Response:
 
 
 @routes.delete("/audiences/{name}", response_model=AudienceOut, **change_route("audience.delete", Role.ADMIN))
-async def delete_audience(name: Id, ctx: Context) -> Response:
+async def delete_audience(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete the audience and return it. Its devices are kept."""
-    ctx.subject = name
+    await _lock_for_change(ctx, name, if_match)
     audience = await ctx.app.audiences.get(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
     await ctx.app.audiences.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return json_response(_render_audience(audience))
+
+
+async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> None:
+    """Lock an audience if it exists, check If-Match, and record the audit subject. Raises RevisionStale."""
+    audience: Audience | None = await ctx.run(rows.find_audience, ctx.tenant_id, name, lock=True)
+    ctx.subject = name
+    if audience is not None:
+        check_match(if_match, etag(audience), f"The audience {name!r:.80}", name)
+        ctx.before = _render_audience(audience)
+
+
+def etag(audience: Audience) -> str:
+    """Return the strong ETag of an audience. Changing its source changes it; refreshing it does not."""
+    return entity_tag(0, audience.created_at, audience.source.to_json())
+
+
+def _audience_response(audience: Audience) -> Response:
+    return json_response(_render_audience(audience), headers={"ETag": etag(audience)})

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
 from timebell.api.history import HistoryPage, history_response
-from timebell.api.if_match import IfMatch, entity_tag, require_match
+from timebell.api.if_match import IfMatch, check_match, entity_tag, require_match
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schedule_fields import IntervalIn, ScheduleIn, parse_schedule
 from timebell.api.schemas import (
@@ -21,6 +21,7 @@ from timebell.api.schemas import (
     Name,
     RequestBody,
     ResponseBody,
+    ZoneName,
     format_utc,
     json_response,
     page_response,
@@ -124,7 +125,7 @@ class MessageIn(RequestBody):
     ] = None
     name: Name | None = None
     send_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
 
 
 class CampaignIn(MessageIn):
@@ -404,24 +405,26 @@ async def patch_campaign(id: Id, body: MessageIn, ctx: Context, if_match: IfMatc
     return campaign_response(ctx, changed)
 
 
-async def _record_before(ctx: Context, id_: str) -> None:
-    """Record the state of a campaign before a change, for the audit log; nothing if it does not exist."""
+async def _lock_for_change(ctx: Context, id_: str, if_match: str | None) -> None:
+    """Lock a campaign, check If-Match, and record its state for the audit log; nothing if it does not exist."""
     valid_id = parse_campaign_id(id_)
     campaign = None if valid_id is None else await ctx.run(rows.find_campaign, ctx.tenant_id, valid_id, lock=True)
-    ctx.before = None if campaign is None else render_campaign(campaign)
+    if campaign is not None:
+        check_match(if_match, etag(campaign), "The campaign", campaign.id)
+        ctx.before = render_campaign(campaign)
 
 
 @routes.post("/campaigns/{id}/start", response_model=CampaignOut, **change_route("campaign.start", Role.OPERATOR))
-async def start_campaign(id: Id, ctx: Context) -> Response:
+async def start_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Start sending now, regardless of the planned time."""
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     return campaign_response(ctx, await ctx.app.campaigns.start(id, tenant_id=ctx.tenant_id, connection=ctx.connection))
 
 
 @routes.post("/campaigns/{id}/pause", response_model=CampaignOut, **change_route("campaign.pause", Role.OPERATOR))
-async def pause_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> Response:
+async def pause_campaign(id: Id, ctx: Context, body: ReasonIn | None = None, if_match: IfMatch = None) -> Response:
     """Pause the campaign: no further chunk is started, and its position is kept."""
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     reason = None if body is None else body.reason
     return campaign_response(
         ctx, await ctx.app.campaigns.pause(id, reason, tenant_id=ctx.tenant_id, connection=ctx.connection)
@@ -429,12 +432,12 @@ async def pause_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> 
 
 
 @routes.post("/campaigns/{id}/resume", response_model=CampaignOut, **change_route("campaign.resume", Role.OPERATOR))
-async def resume_campaign(id: Id, ctx: Context) -> Response:
+async def resume_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Resume the campaign at its position.
 
     If it is waiting for approval, this requires the role admin.
     """
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     campaign = await ctx.app.campaigns.resume(
         id, by=ctx.caller.actor, approve=ctx.caller.role.covers(Role.ADMIN), tenant_id=ctx.tenant_id,
         connection=ctx.connection,
@@ -443,9 +446,9 @@ async def resume_campaign(id: Id, ctx: Context) -> Response:
 
 
 @routes.post("/campaigns/{id}/approve", response_model=CampaignOut, **change_route("campaign.approve", Role.ADMIN))
-async def approve_campaign(id: Id, ctx: Context) -> Response:
+async def approve_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Approve and resume a campaign that is waiting for approval."""
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     campaign = await ctx.app.campaigns.resume(
         id, by=ctx.caller.actor, tenant_id=ctx.tenant_id, connection=ctx.connection
     )
@@ -477,12 +480,12 @@ async def delete_campaign(id: Id, ctx: Context) -> Response:
 
 
 @routes.post("/campaigns/{id}/stop", response_model=CampaignOut, **change_route("campaign.stop", Role.OPERATOR))
-async def stop_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> Response:
+async def stop_campaign(id: Id, ctx: Context, body: ReasonIn | None = None, if_match: IfMatch = None) -> Response:
     """Stop the campaign permanently.
 
     `/deliveries` lists the recipients it was sent to, `/remaining` the others.
     """
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     reason = None if body is None else body.reason
     return campaign_response(
         ctx, await ctx.app.campaigns.stop(id, reason, tenant_id=ctx.tenant_id, connection=ctx.connection)
@@ -490,12 +493,14 @@ async def stop_campaign(id: Id, ctx: Context, body: ReasonIn | None = None) -> R
 
 
 @routes.post("/campaigns/{id}/retry", response_model=CampaignOut, **change_route("campaign.retry", Role.OPERATOR))
-async def retry_campaign(id: Id, ctx: Context, body: CampaignRetryIn | None = None) -> Response:
+async def retry_campaign(
+    id: Id, ctx: Context, body: CampaignRetryIn | None = None, if_match: IfMatch = None
+) -> Response:
     """Send to recipients who were not reached; with `unknown`, also to those whose result is unknown.
 
     Recipients whose message was accepted never receive it again.
     """
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     unknown = body is not None and body.unknown
     campaign = await ctx.app.campaigns.retry(id, unknown=unknown, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return campaign_response(ctx, campaign)

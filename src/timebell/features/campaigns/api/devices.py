@@ -24,6 +24,7 @@ from timebell.api.schemas import (
     Name,
     RequestBody,
     ResponseBody,
+    ZoneName,
     format_utc,
     json_response,
     page_response,
@@ -65,7 +66,7 @@ class DeviceIn(RequestBody):
     age: Annotated[int | None, Field(ge=0, le=150, description="Years. birthDate takes precedence.")] = None
     birth_date: Annotated[date | None, Field(description="The age in filters follows from it.")] = None
     language: Annotated[str | None, Field(max_length=35)] = None
-    timezone: Annotated[str | None, Field(max_length=64)] = None
+    timezone: ZoneName | None = None
     push_on_off: Consent = None
     marketing_on_off: Consent = None
     topics: Annotated[list[str] | None, Field(max_length=200, description="FCM topics that the app subscribed to.")] = (
@@ -257,7 +258,7 @@ async def _import_lines(
         if (unfinished := list(reader.finish())) and not await store(unfinished):
             return OperationState.CANCELLED, None
     except InvalidInput as error:  # in the header line, or the compression
-        return OperationState.FAILED, f"{error} {error.fix or ''}".strip()
+        return OperationState.FAILED, str(error)
     except ClientDisconnect:
         return OperationState.FAILED, f"The client disconnected; all lines up to line {last} are imported."
     except TimeoutError:

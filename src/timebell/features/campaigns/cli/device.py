@@ -161,7 +161,7 @@ class _Importer:
                 )
                 parse_device(device_import.rename_fields(parsed))
             except TimebellError as error:
-                self._reject(number, text, f"{error} {error.fix or ''}".strip())
+                self._reject(number, text, str(error))
             else:
                 yield parsed
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -14,6 +16,7 @@ from timebell.api.schemas import (
     Instant,
     Limit,
     Name,
+    ObjectName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -43,7 +46,7 @@ class ConnectionTokensIn(RequestBody):
 class ConnectionIn(ConnectionTokensIn):
     """Fields of a new connection."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: ObjectName
     token_url: Annotated[
         str | None, Field(max_length=2000, description="Token endpoint for renewals; defaults to monday.com.")
     ] = None
@@ -88,7 +91,7 @@ async def create_connection(body: ConnectionIn, ctx: Context) -> Response:
         body.name, **_token_arguments(body), token_url=body.token_url, client_id=body.client_id, client_secret=secret,
         replace=False, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
     )  # fmt: skip
-    return json_response(render_connection(created), 201, {"Location": f"/api/v1/connections/{created.name}"})
+    return _connection_response(created, 201, {"Location": f"/api/v1/connections/{created.name}"})
 
 
 @routes.get("/connections", response_model=ConnectionPage, **read_route(Role.EDITOR))
@@ -101,7 +104,7 @@ async def list_connections(ctx: Context, limit: Limit = 50, cursor: Cursor = Non
 @routes.get("/connections/{name}", response_model=ConnectionOut, **read_route(Role.EDITOR))
 async def get_connection(name: Id, ctx: Context) -> Response:
     """Get a connection without its tokens."""
-    return json_response(render_connection(await _find_connection(ctx, name)))
+    return _connection_response(await _find_connection(ctx, name))
 
 
 @routes.post(
@@ -109,18 +112,20 @@ async def get_connection(name: Id, ctx: Context) -> Response:
     response_model=ConnectionOut,
     **change_route("connection.reauthorize", Role.ADMIN),
 )
-async def reauthorize_connection(name: Id, body: ConnectionTokensIn, ctx: Context) -> Response:
+async def reauthorize_connection(
+    name: Id, body: ConnectionTokensIn, ctx: Context, if_match: IfMatch = None
+) -> Response:
     """Replace the tokens of a connection. Work that waited for them continues."""
-    ctx.subject, ctx.before = name, render_connection(await _find_connection(ctx, name))
-    return json_response(render_connection(await ctx.app.connections.put(
+    await _lock_for_change(ctx, name, if_match)
+    return _connection_response(await ctx.app.connections.put(
         name, **_token_arguments(body), replace=True, tenant_id=ctx.tenant_id, connection=ctx.connection
-    )))  # fmt: skip
+    ))  # fmt: skip
 
 
 @routes.delete("/connections/{name}", response_model=ConnectionOut, **change_route("connection.delete", Role.ADMIN))
-async def delete_connection(name: Id, ctx: Context) -> Response:
+async def delete_connection(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a connection that no source refers to, and its tokens."""
-    ctx.subject, ctx.before = name, render_connection(await _find_connection(ctx, name))
+    await _lock_for_change(ctx, name, if_match)
     return json_response(
         render_connection(await ctx.app.connections.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
     )
@@ -135,11 +140,29 @@ def _token_arguments(body: ConnectionTokensIn) -> dict[str, Any]:
     }
 
 
-async def _find_connection(ctx: Context, name: str) -> Connection:
-    connection: Connection | None = await ctx.run(rows.find_connection, ctx.tenant_id, name)
+async def _find_connection(ctx: Context, name: str, *, lock: bool = False) -> Connection:
+    connection: Connection | None = await ctx.run(rows.find_connection, ctx.tenant_id, name, lock=lock)
     if connection is None:
         raise not_found("connection", name)
     return connection
+
+
+async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> None:
+    """Lock a connection, check If-Match, and record the audit subject. Raises NotFound, RevisionStale."""
+    connection = await _find_connection(ctx, name, lock=True)
+    check_match(if_match, etag(connection), f"The connection {name!r:.80}", name)
+    ctx.subject, ctx.before = name, render_connection(connection)
+
+
+def etag(connection: Connection) -> str:
+    """Return the strong ETag of a connection. Replacing its tokens changes it, and so does their renewal."""
+    return entity_tag(connection.version, connection.created_at)
+
+
+def _connection_response(
+    connection: Connection, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return json_response(render_connection(connection), status, {"ETag": etag(connection), **(headers or {})})
 
 
 def render_connection(connection: Connection) -> dict[str, Any]:

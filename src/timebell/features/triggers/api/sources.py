@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, require_match
+from timebell.api.if_match import IfMatch, check_match, require_match
 from timebell.api.route import ApiRoute, Context, RequestContext, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -15,6 +15,8 @@ from timebell.api.schemas import (
     Instant,
     Json,
     Limit,
+    NewName,
+    ObjectName,
     RequestBody,
     ResponseBody,
     format_utc,
@@ -22,6 +24,7 @@ from timebell.api.schemas import (
     page_response,
 )
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.client.triggers import SOURCE_KINDS
 from timebell.features.triggers.metrics import record_changes
 from timebell.features.triggers.model.trigger import ChangeSummary, Item, Source, epoch_micros
 from timebell.features.triggers.sources.call_plan import CallPlan
@@ -54,7 +57,7 @@ ItemKey = Annotated[str | int, Field(description="Key of the item in its source.
 class SourcePut(RequestBody):
     """Kind and options of a source."""
 
-    kind: Annotated[str, Field(max_length=20)] = "webhook"
+    kind: Annotated[str, Field(max_length=20, json_schema_extra={"enum": list(SOURCE_KINDS)})] = "webhook"
     options: dict[str, Json] | None = None
     dry_run: Annotated[bool, Field(description="Check the source, and show its calls a day, without storing it.")] = (
         False
@@ -64,7 +67,7 @@ class SourcePut(RequestBody):
 class SourceIn(SourcePut):
     """Fields of a new source."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: ObjectName
 
 
 class ItemChangeIn(RequestBody):
@@ -183,16 +186,20 @@ async def get_source(name: Id, ctx: Context) -> Response:
 
 
 @routes.put("/sources/{name}", response_model=SourceOut, **change_route("source.put", Role.EDITOR))
-async def put_source(name: Id, body: SourcePut, ctx: Context, if_match: IfMatch = None) -> Response:
+async def put_source(name: NewName, body: SourcePut, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a source, or replace the options of an existing one."""
     source = await _write_source(ctx, name, body, if_match, replace=True)
     return json_response(render_source(source), headers={"ETag": etag(source)})
 
 
 @routes.delete("/sources/{name}", response_model=SourceOut, **change_route("source.delete", Role.EDITOR))
-async def delete_source(name: Id, ctx: Context) -> Response:
+async def delete_source(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a source without triggers, and its items."""
-    ctx.subject, ctx.before = name, render_source(await _find_source(ctx, name))
+    source: Source | None = await ctx.run(rows.lock_source, ctx.tenant_id, name)
+    if source is None:
+        raise not_found("source", name)
+    check_match(if_match, etag(source), f"The source {name!r:.80}", source.id)
+    ctx.subject, ctx.before = name, render_source(source)
     return json_response(
         render_source(await ctx.app.triggers.delete_source(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
     )

@@ -159,9 +159,8 @@ async def list_not_fired(name: Id, ctx: Context, limit: Limit = 50, cursor: Curs
 
 @routes.get("/triggers/{name}/audit", response_model=FiringAuditOut, **read_route())
 async def audit_trigger(
-    name: Id, ctx: Context, from_: Annotated[str, Query(alias="from", max_length=64)],
-    to: Annotated[str, Query(max_length=64)],
-) -> Response:  # fmt: skip
+    name: Id, ctx: Context, from_: Annotated[Instant, Query(alias="from")], to: Annotated[Instant, Query()]
+) -> Response:
     """Compare the instants that the items ask for with the recorded firings, to find missing and duplicate ones."""
     await _find_trigger(ctx, name)
     start, end = parse_timestamp(from_, "from"), parse_timestamp(to, "to")

@@ -19,8 +19,11 @@ from timebell.api.schemas import (
     Json,
     Limit,
     Name,
+    NewName,
+    ObjectName,
     RequestBody,
     ResponseBody,
+    ZoneName,
     format_utc,
     json_response,
     page_response,
@@ -67,9 +70,7 @@ class TriggerPut(RequestBody):
     source: Annotated[str, Field(min_length=1, max_length=100)]
     column: Name
     offsets: Offsets | None = None
-    timezone: Annotated[str | None, Field(max_length=64, description="Time zone of values without a UTC offset.")] = (
-        None
-    )
+    timezone: Annotated[ZoneName | None, Field(description="Time zone of values without a UTC offset.")] = None
     zone_column: Annotated[
         Name | None,
         Field(description="Field with the time zone of the row; `timezone` applies if it is empty or invalid."),
@@ -108,7 +109,7 @@ class TriggerPut(RequestBody):
 class TriggerIn(TriggerPut):
     """Fields of a new trigger."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: ObjectName
 
 
 class TriggerPauseIn(RequestBody):
@@ -195,7 +196,7 @@ async def list_trigger_history(name: Id, ctx: Context, limit: Limit = 50, cursor
 
 
 @routes.put("/triggers/{name}", response_model=TriggerWritten, **change_route("trigger.put", Role.EDITOR))
-async def put_trigger(name: Id, body: TriggerPut, ctx: Context, if_match: IfMatch = None) -> Response:
+async def put_trigger(name: NewName, body: TriggerPut, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a trigger, or replace an existing one and replan its future jobs."""
     existing: Trigger | None = await ctx.run(triggers.lock_trigger, ctx.tenant_id, name)
     if existing is not None:

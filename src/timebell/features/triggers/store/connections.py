@@ -75,9 +75,10 @@ def upsert_connection(
     )
 
 
-def find_connection(tx: Transaction, tenant_id: str, name: str) -> Connection | None:
+def find_connection(tx: Transaction, tenant_id: str, name: str, *, lock: bool = False) -> Connection | None:
     """Return a connection without its tokens; None if there is none."""
-    row = tx.execute(select(connections).where(_by_name(tenant_id, name))).first()
+    query = select(connections).where(_by_name(tenant_id, name))
+    row = tx.execute(query.with_for_update() if lock else query).first()
     return None if row is None else _connection_from_row(row)
 
 
