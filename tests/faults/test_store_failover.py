@@ -18,7 +18,7 @@ from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
 from timebell.store.dialects import pulse
 from timebell.store.dialects.base import Store
-from timebell.store.open import open_store
+from timebell.store.open import open_store, schema_version
 from timebell.store.transaction import Transaction
 
 SECONDS = 20.0  # much less than the timeout of a statement
@@ -139,6 +139,9 @@ def test_a_host_that_accepts_no_writes_is_skipped_on_request(own_server: Postgre
                 assert await store.run(read_port) == own_server.port
             async with _opened(f"{url}read-write") as store:
                 assert await store.run(read_port) == other.port
+            with pytest.raises(StoreUnreachable) as refused:  # by the only host
+                await schema_version(f"{own_server.url}?target_session_attrs=read-write")
+            assert refused.value.code == "DATABASE_READ_ONLY"
 
         asyncio.run(body())
     finally:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+import asyncpg
 from sqlalchemy import URL, Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -262,7 +263,7 @@ async def _run_on_connection(url: str, function: Callable[[Connection], R], begi
     try:
         async with engine.begin() as connection:
             return await connection.run_sync(function)
-    except (OSError, DBAPIError) as error:
+    except (*postgres.CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
         raise postgres.unreachable(url, error) from error
     finally:
         await engine.dispose()

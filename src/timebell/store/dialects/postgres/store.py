@@ -54,7 +54,7 @@ NOTIFY_INTERVAL_SECONDS = 0.05  # NOTIFY serializes all commits by a global lock
 # Serialization failure, deadlock, lock not available; and a duplicate key that another transaction inserted between our
 # check and our insert: when the operation is repeated, the check finds it.
 _TRANSIENT_STATES = {"40001", "40P01", "55P03", "23505"}
-_CONNECTION_ERRORS = (
+CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
@@ -129,7 +129,7 @@ class PostgresStore:
         self._pulse.reset()
         await self._send_notifications()  # if the task was cancelled, for example by the end of `app.sync`
         if self._listener is not None:
-            with contextlib.suppress(*_CONNECTION_ERRORS):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 await self._listener.close(timeout=1)
             self._listener = None
         self._dispose(self._engine, self._hot_engine, *filter(None, (self._handler_engine, self._request_engine)))
@@ -175,7 +175,7 @@ class PostgresStore:
             self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
         try:
             connection = await _connect_alive(self._handler_engine)
-        except (*_CONNECTION_ERRORS, DBAPIError) as error:
+        except (*CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
         try:
             async with handler_transaction(connection, self.join, finish, self.subscribers.publish):
@@ -212,7 +212,7 @@ class PostgresStore:
                     yield connection
         except PoolTimeout as error:
             raise unreachable(self.url, error) from error
-        except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
+        except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
             kind = _classify(error)
             if is_stale_statement(error) or (kind is not None and kind.drops_connections):
                 self._dispose(self._request_engine)
@@ -243,7 +243,7 @@ class PostgresStore:
         Behind a pooler, where the server may be replaced while the connections to the pooler last, compare the server.
         """
         if pooler.is_pooled(self.url):
-            with contextlib.suppress(*_CONNECTION_ERRORS, asyncpg.PostgresError):
+            with contextlib.suppress(*CONNECTION_ERRORS, asyncpg.PostgresError):
                 (await self._server.connect(statement_cache_size=0)).terminate()
             return False
         if self._listener is None or self._listener.is_closed():
@@ -254,7 +254,7 @@ class PostgresStore:
                 except BaseException:  # otherwise it would be taken for a subscribed connection
                     listener.terminate()
                     raise
-            except (*_CONNECTION_ERRORS, asyncpg.PostgresError):
+            except (*CONNECTION_ERRORS, asyncpg.PostgresError):
                 return False
             self._listener = listener
         return True
@@ -274,7 +274,7 @@ class PostgresStore:
             if driver.is_closed() and isinstance(error, Exception):
                 raise _LostBeforeCommit(error) from error
             if not driver.is_closed():  # SQLAlchemy's own state is not reliable after a cancelled statement
-                with contextlib.suppress(*_CONNECTION_ERRORS, asyncpg.PostgresError):
+                with contextlib.suppress(*CONNECTION_ERRORS, asyncpg.PostgresError):
                     await_only(transaction.rollback())
             raise
         await_only(transaction.commit())
@@ -315,7 +315,7 @@ class PostgresStore:
                 self._dispose(self._engine, self._hot_engine)
                 if is_last:
                     raise unreachable(self.url, lost.error) from lost.error
-            except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
+            except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
                 cause = getattr(error, "orig", None) or error
                 state = getattr(cause, "sqlstate", None)
                 if state in _TRANSIENT_STATES and not is_last:
@@ -404,7 +404,7 @@ class PostgresStore:
     async def _run_sync(self, connection: AsyncConnection, runner: Any, *args: Any) -> Any:
         try:
             return await connection.run_sync(runner, *args)
-        except (*_CONNECTION_ERRORS, _LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
+        except (*CONNECTION_ERRORS, _LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
             # Its state is unknown, so it must not return to the pool.
             with contextlib.suppress(Exception):
                 await connection.invalidate()
@@ -580,8 +580,8 @@ def _classify(error: BaseException) -> Unavailability | None:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return READ_ONLY
     is_lost = (
-        isinstance(error, _CONNECTION_ERRORS)  # checked first: the cause of a timeout is a cancellation
-        or isinstance(cause, _CONNECTION_ERRORS)
+        isinstance(error, CONNECTION_ERRORS)  # checked first: the cause of a timeout is a cancellation
+        or isinstance(cause, CONNECTION_ERRORS)
         or bool(getattr(error, "connection_invalidated", False))
     )
     return UNREACHABLE if is_lost else None
