@@ -16,6 +16,7 @@ from timebell.api.schemas import (
     Cursor,
     Id,
     Instant,
+    InstantText,
     Json,
     Limit,
     Name,
@@ -24,6 +25,7 @@ from timebell.api.schemas import (
     format_utc,
     json_response,
     page_response,
+    parse_period,
 )
 from timebell.features.campaigns.api.devices import DevicePage, render_device
 from timebell.features.campaigns.client.campaigns import parse_campaign_id
@@ -290,10 +292,16 @@ def _message_fields(body: RequestBody) -> dict[str, Any]:
 
 @routes.get("/campaigns", response_model=CampaignPage, **read_route())
 async def list_campaigns(
-    ctx: Context, limit: Limit = 50, cursor: Cursor = None, state: Annotated[CampaignStateName | None, Query()] = None
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None,
+    state: Annotated[CampaignStateName | None, Query()] = None,
+    from_: Annotated[InstantText, Query(alias="from", description="Send time at or after this time.")] = None,
+    to: Annotated[InstantText, Query(description="Send time before this time.")] = None,
 ) -> Response:  # fmt: skip
     """List campaigns, newest first."""
-    page = await ctx.app.campaigns.list(state=state, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor)
+    start, end = parse_period(from_, to)
+    page = await ctx.app.campaigns.list(
+        state=state, start=start, end=end, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor
+    )
     return page_response(page, [render_campaign(campaign) for campaign in page])
 
 

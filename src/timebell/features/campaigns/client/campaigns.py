@@ -127,18 +127,14 @@ class Campaigns:
         return await self._run_on_campaign(connection, campaigns.find_campaign, tenant_id, id)
 
     async def list(
-        self, *, state: str | None = None, tenant_id: str = "default", limit: int = 50, cursor: str | None = None,
-        connection: Any = None,
+        self, *, state: str | None = None, start: datetime | None = None, end: datetime | None = None,
+        tenant_id: str = "default", limit: int = 50, cursor: str | None = None, connection: Any = None,
     ) -> Page[Campaign]:  # fmt: skip
-        """Return a page of campaigns, newest first. Raises InvalidInput."""
+        """Return a page of campaigns with a send time in [start, end), newest first. Raises InvalidInput."""
         before = page.validate_paging(limit, cursor)
+        parsed_state = None if state is None else _parse_state(state)
         campaign_page: Page[Campaign] = await self._run(
-            connection,
-            campaigns.list_campaigns,
-            tenant_id,
-            limit,
-            before,
-            None if state is None else _parse_state(state),
+            connection, campaigns.list_campaigns, tenant_id, limit, before, parsed_state, start, end
         )
         return campaign_page
 

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.overview_data import TILES_TTL_SECONDS, UPCOMING_TTL_SECONDS
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.features.campaigns.client.delivery_export import MEDIA_TYPES, export_headers, stream_deliveries
 from timebell.features.campaigns.store import progress
@@ -36,9 +37,13 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/campaigns")
 async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Response:
-    """List campaigns, newest first."""
-    page = await view.get("/campaigns", limit=50, cursor=cursor, state=state)
-    return view.render("campaigns", page=page, state=state, states=STATE_LABELS, state_label=state_label)
+    """List campaigns, newest first, by state and period of the send time."""
+    time_range = read_time_range(view)
+    page = await view.get("/campaigns", limit=50, cursor=cursor, state=state, **time_range.parameters)
+    return view.render(
+        "campaigns", 422 if time_range.problem else 200, page=page, state=state, states=STATE_LABELS,
+        state_label=state_label, time_range=time_range,
+    )  # fmt: skip
 
 
 @routes.get("/ui/campaigns/{id}")

@@ -211,12 +211,17 @@ def find_campaign(tx: Transaction, tenant_id: str | None, id_: str, *, lock: boo
 
 
 def list_campaigns(
-    tx: Transaction, tenant_id: str, limit: int, before: str | None, state: CampaignState | None = None
+    tx: Transaction, tenant_id: str, limit: int, before: str | None, state: CampaignState | None = None,
+    start: datetime | None = None, end: datetime | None = None,
 ) -> Page[Campaign]:  # fmt: skip
-    """Return a page of a tenant's campaigns, newest first."""
+    """Return a page of a tenant's campaigns with a send time in [start, end), newest first."""
     query = select(campaigns).where(c.tenant_id == tenant_id).order_by(c.id.desc()).limit(limit + 1)
     if state is not None:
         query = query.where(c.state == state.value)
+    if start is not None:
+        query = query.where(c.send_at >= start)
+    if end is not None:
+        query = query.where(c.send_at < end)
     if before is not None:
         query = query.where(c.id < before)
     page = [campaign_from_row(row) for row in tx.execute(query)]
