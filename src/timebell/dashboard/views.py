@@ -37,6 +37,7 @@ from timebell.dashboard.sessions import (
     set_tenant_cookie,
 )
 from timebell.errors import InvalidInput, StoreError, TimebellError
+from timebell.store.tenancy.tenants import find_tenant
 from timebell.tenancy.roles import Role
 
 log = logging.getLogger("timebell.dashboard")
@@ -215,7 +216,10 @@ async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, An
             view.form = form
     response = await inner(request)
     if visitor is not None and visitor.caller.is_platform and "tenant" in request.query_params:
-        set_tenant_cookie(response, visitor.caller.tenant_id)  # for the parts of the page and the following pages
+        tenant_id = visitor.caller.tenant_id
+        with suppress(StoreError):
+            if await app.store.run(find_tenant, tenant_id) is not None:
+                set_tenant_cookie(response, tenant_id)  # for the parts of the page and the following pages
     return response
 
 
