@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -19,6 +20,7 @@ from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from tests.servers import MariaDB, Postgres
 from timebell.model.job import Completion, JobState
 from timebell.model.routes import ALL_ROUTES, Routes
+from timebell.store.audit import overview
 from timebell.store.cluster import repair
 from timebell.store.dialects.batches import job_row
 from timebell.store.dialects.mariadb.dialect import MariaDialect
@@ -29,7 +31,7 @@ from timebell.store.dialects.postgres.dialect import PostgresDialect
 from timebell.store.dialects.postgres.store import HOT_SETTINGS, SESSION_SETTINGS, PostgresStore
 from timebell.store.dialects.sqlite.dialect import SqliteDialect
 from timebell.store.dialects.sqlite.store import UNOBSERVED_STEPS, SqliteStore, SqliteTransaction
-from timebell.store.jobs import groups, queue_limits, repository, unhandled_topics
+from timebell.store.jobs import groups, queue_limits, repository, unhandled_topics, waiting
 from timebell.store.open import upgrade
 from timebell.store.sql import SQL, Row
 from timebell.store.transaction import Transaction
@@ -178,6 +180,15 @@ class NoRows:
 
     def scalars(self) -> NoRows:
         return self
+
+    def scalar(self) -> None:
+        return None
+
+    def scalar_one(self) -> int:
+        return 0
+
+    def one(self) -> Any:
+        return SimpleNamespace(due_count=0)
 
 
 def _literal_text(statement: Any, dialect: Any) -> str:
@@ -502,6 +513,58 @@ def test_a_flood_of_one_tenant_is_not_read_completely(flooded: str, name: str) -
     assert read
     assert not [node for node in read if node["Node Type"] == "Seq Scan"]
     assert all(node["Actual Rows"] <= BATCH for node in read)
+
+
+class PreparingTransaction(RecordingTransaction):
+    """Records statements with parameters, as the driver prepares them."""
+
+    def execute(self, statement: Any, values: Any = None) -> NoRows:
+        compiled = statement.compile(dialect=asyncpg_dialect(), compile_kwargs={"render_postcompile": True})
+        self.statements.append((str(compiled), [compiled.params[name] for name in compiled.positiontup or ()]))
+        return NoRows()
+
+    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
+        """Return the only lane."""
+        return [{"queue": "queue1", "priority": 1, "paused": False}]
+
+
+PAGES_OF_A_TENANT: dict[str, Callable[[Any, str], object]] = {
+    "jobs": lambda tx, tenant: repository.list_jobs(tx, {"tenant_id": tenant}, (), 50, None),
+    "jobs_of_queue": lambda tx, tenant: repository.list_jobs(
+        tx, {"tenant_id": tenant, "queue": "queue1"}, (), 50, None
+    ),
+    "jobs_with_key": lambda tx, tenant: repository.list_jobs(tx, {"tenant_id": tenant, "key": "k"}, (), 50, None),
+    "jobs_of_topic": lambda tx, tenant: repository.list_jobs(
+        tx, {"tenant_id": tenant, "topic": "topic.3"}, (), 50, None
+    ),
+    "count_due": lambda tx, tenant: overview.count_due(tx, tenant, after(days=1)),
+    "list_late_queues": lambda tx, tenant: waiting.list_late_queues(tx, tenant, after(days=1)),
+}
+
+
+@pytest.mark.parametrize("name", PAGES_OF_A_TENANT)
+def test_pages_of_a_new_tenant_do_not_read_the_jobs_of_a_large_one(flooded: str, name: str) -> None:
+    """PostgreSQL reuses a plan for all tenants, and then assumes that each has as many jobs as the average one."""
+    tx = PreparingTransaction()
+    PAGES_OF_A_TENANT[name](tx, "new")
+
+    async def explain() -> list[dict[str, Any]]:
+        settings = SESSION_SETTINGS | {"plan_cache_mode": "force_generic_plan"}
+        connection = await asyncpg.connect(flooded, server_settings=settings)
+        plans: list[dict[str, Any]] = []
+        for number, (text, values) in enumerate(tx.statements):
+            await connection.execute(f"PREPARE page_{number} AS {text}")
+            given = f"({', '.join(map(_literal, values))})" if values else ""
+            plans += json.loads(
+                await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE page_{number}{given}")
+            )
+        await connection.close()
+        return plans
+
+    plans = asyncio.run(explain())
+    assert plans
+    buffers = sum(one["Plan"]["Shared Hit Blocks"] + one["Plan"]["Shared Read Blocks"] for one in plans)
+    assert buffers <= 100, plans
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 
 import asyncpg
 import pytest
@@ -11,7 +12,7 @@ from tests.servers import Postgres
 from timebell.ids import new_id
 from timebell.model.job import Hold, Job, JobState
 from timebell.store.jobs import complete as ending_ops
-from timebell.store.jobs import repository
+from timebell.store.jobs import repository, waiting
 from timebell.store.open import open_store, upgrade
 from timebell.store.schedules import queries
 
@@ -159,13 +160,27 @@ async def test_recently_finished_jobs_come_first(store: Store) -> None:
 
 
 @stored
-async def test_next_pending_jobs_are_listed_soonest_first_over_all_lanes(store: Store) -> None:
-    for minute, queue in ((5, "a"), (1, "b"), (3, "a"), (2, "c"), (4, "b")):
+async def test_pending_jobs_are_listed_by_due_time_over_all_lanes(store: Store) -> None:
+    for minute, queue in ((5, "a"), (1, "b"), (3, "a"), (2, "c"), (4, "b"), (4, "b")):
         await one(store, run_at=after(minutes=minute), queue=queue, priority=minute)
+        await one(store, run_at=after(minutes=minute), queue=queue, priority=minute, tenant_id="other")
     await one(store, hold=Hold.UNHANDLED)
     await started(store, queue="d")
-    listed: list[Job] = await store.run(repository.list_next_pending, 4)
-    assert [found.run_at for found in listed] == [after(minutes=minute) for minute in (1, 2, 3, 4)]
+
+    async def listed(tenant_id: str, queue: str | None, limit: int) -> list[datetime]:
+        found: list[Job] = []
+        cursor = None
+        while True:
+            page = await store.run(waiting.list_next_due, tenant_id, queue, limit, cursor)
+            found += page
+            if (cursor := page.next_cursor) is None:
+                assert len({job.id for job in found}) == len(found)
+                return [job.run_at for job in found]
+
+    due = [after(minutes=minute) for minute in (1, 2, 3, 4, 4, 5)]
+    for tenant_id in ("default", "other"):
+        assert await listed(tenant_id, None, 1) == await listed(tenant_id, None, 100) == due
+        assert await listed(tenant_id, "b", 2) == [due[0], due[3], due[4]]
 
 
 @stored

@@ -86,6 +86,8 @@ async def fill_store(app: Timebell, browser: Browser) -> dict[str, str]:
     done = await job(topic="tea.ready", runAt=soon(), payload={"x": EVIL}, key="k" + EVIL[:50])
     dead = await job(topic="evil.one", runAt=soon(), metadata={"note": EVIL})
     await job(topic="tea.ready", runAt="2040-01-01T00:00:00Z")
+    user = {"name": "eve", "role": "viewer", "password": "correct horse battery"}
+    assert (await web.post("/api/v1/users", user)).status_code == 201
     await web.post("/api/v1/secrets", {"name": "hook-secret", "value": "hidden-value"})
     await web.post("/api/v1/targets", {"name": "orders", "kind": "http", "options": {
         "url": "https://example.com/", "headers": {"x-note": EVIL[:80].replace("\n", "")}}})  # fmt: skip
@@ -117,7 +119,7 @@ async def fill_store(app: Timebell, browser: Browser) -> dict[str, str]:
         "why": f"/ui/schedules/{id_}/why?at={at}", "jobs": "/ui/jobs", "done": f"/ui/jobs/{done['id']}",
         "job": f"/ui/jobs/{dead['id']}", "mend": f"/ui/jobs/{dead['id']}/edit", "dead": "/ui/dead-letters",
         "deadgroup": "/ui/dead-letters?errorCode=ValueError",
-        "audit-log": "/ui/audit-log", "users": "/ui/users", "keys": "/ui/keys",
+        "audit-log": "/ui/audit-log", "users": "/ui/users", "user": "/ui/users/eve", "keys": "/ui/keys",
         "history": f"/ui/schedules/{id_}/history",
         "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "upcoming": "/ui/upcoming",
         "audit": "/ui/audit",

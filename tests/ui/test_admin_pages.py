@@ -126,6 +126,32 @@ async def test_platform_users_pick_one_of_the_tenants(serve_sqlite: Serve) -> No
         assert 'name="tenant"' not in (await browser.get("/ui/schedules")).text
 
 
+async def test_pages_and_forms_stay_in_the_tenant_that_a_link_selects(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        ids = {}
+        for tenant_id in ("acme", "beta", "beta"):
+            job = await browser.app.schedule_at(
+                f"{tenant_id}.send", "2198-01-01T00:00", timezone="UTC", tenant_id=tenant_id
+            )
+            ids[tenant_id] = job.id
+        url = f"/ui/jobs/{ids['beta']}"
+        page = (await browser.get(f"{url}?tenant=beta")).text
+        token = re.findall(r'name="_token" value="(\w+)"', page)[0]
+        assert 'name="_tenant" value="beta"' in page
+        assert "beta.send" in (await browser.get("/ui/jobs")).text  # the following page
+        assert "acme.send" in (await browser.get("/ui/jobs?tenant=acme")).text  # another tab
+        assert (await browser.post_form(f"{url}/cancel", {"_token": token})).status_code == 404
+        cancelled = await browser.post_form(f"{url}/cancel", {"_token": token, "_tenant": "beta"})
+        assert cancelled.status_code == 303
+        found = await browser.app.get(ids["beta"])
+        assert found.state == "cancelled"
+        await browser.create_user("oda", "operator")
+        await browser.sign_in("oda")
+        token = re.findall(r'name="_token" value="(\w+)"', (await browser.get("/ui/jobs?tenant=acme")).text)[0]
+        refused = await browser.post_form(f"/ui/jobs/{ids['acme']}/cancel", {"_token": token, "_tenant": "acme"})
+        assert refused.status_code == 404
+
+
 async def test_the_tenants_page_shows_unusual_tenant_ids(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         assert (await browser.web.post("/api/v1/tenants", {"id": "ana@acme.com"})).status_code == 201

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import insert
 
 from tests.api.web import NIGHTLY
-from timebell import Arrived, Timebell, csv_rows
+from timebell import Arrived, Retry, Timebell, csv_rows
 from timebell.dashboard import exports
 from timebell.dashboard.rendering import has_live_scripts
 from timebell.ids import new_id
@@ -216,6 +216,33 @@ async def test_dead_letters_show_their_schedule_and_repeated_failures(serve: Ser
         for row in (f"{short_id} nightly", "one-off", "deleted"):
             assert row in group
         assert group.count("failed again") == 2  # in the summary of the group and in the list
+
+
+async def test_rows_of_live_jobs_state_why_they_wait(serve_sqlite: Serve, sqlite_url: str) -> None:
+    app = Timebell(sqlite_url)
+
+    @app.on("erp.sync", retry=Retry(attempts=3, delay=3600))
+    async def fail(event: Arrived) -> None:
+        raise ConnectionError("bank is away")
+
+    async with serve_sqlite(allow_local=True, app=app) as browser, app.running():
+        zone = "America/Argentina/ComodRivadavia"  # its abbreviation is only an offset
+        for topic in ("erp.sync", "erp.sink"):
+            await browser.web.post("/api/v1/jobs", {"topic": topic, "timezone": zone})
+
+        async def both_wait() -> bool:
+            jobs = (await browser.web.get("/api/v1/jobs")).json()["items"]
+            return any(job["attemptsMade"] for job in jobs) and any(job["hold"] for job in jobs)
+
+        await wait_until(both_wait)
+        retrying = plain_text((await browser.get("/ui/jobs?q=status:pending+attempts:1")).text)
+        assert re.search(r"UTC-03 .* Retrying next attempt in 10 min .*: ConnectionError: bank is away", retrying)
+        assert zone not in retrying
+        assert "Held no node handles its topic" in plain_text((await browser.get("/ui/jobs?q=held:true")).text)
+        schedule = {**NIGHTLY, "name": "new", "timezone": zone}
+        url = f"/ui/schedules/{(await browser.web.post('/api/v1/schedules', schedule)).json()['id']}"
+        assert "Not run yet" in (await browser.get("/ui/schedules")).text
+        assert "Not run yet" in (await browser.get(url)).text
 
 
 async def test_jobs_that_started_late_are_found_by_their_lag(serve: Serve) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from timebell.model.error_groups import error_group
-from timebell.store.jobs import search
+from timebell.store.jobs import repository
 
 from .test_job_pages import finished_job, insert_finished, plain_text
 
@@ -65,7 +65,7 @@ async def test_jobs_are_found_by_time_ids_fields_and_error(serve: Serve) -> None
 async def test_a_search_examines_a_limited_number_of_jobs_per_page(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "MAX_EXAMINED", 4)
+    monkeypatch.setattr(repository, "MAX_EXAMINED", 4)
     async with serve(allow_local=True) as browser:
         now = browser.app.clock.now()
         rows = [finished_job(now - n * HOUR, payload=f'{{"n":{n}}}') for n in range(1, 11)]

@@ -75,7 +75,7 @@ def test_main_pages_have_no_accessibility_violations_or_console_messages(
 ) -> None:
     pages = _all_pages(served)
     dark_pages = ("overview", "schedule", "jobs", "audit-log", "campaign", "triggers")
-    light_pages = ("overview", "schedules", "new", "job", "dead", "nodes", "campaigns", "trigger locked")
+    light_pages = ("overview", "schedules", "new", "job", "dead", "nodes", "campaigns", "trigger locked", "user")
     _check_pages(
         chromium, served, theme, {name: pages[name] for name in (dark_pages if theme == "dark" else light_pages)}
     )

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.api.web import NIGHTLY
+from timebell_fcm_emulator import FakeFcm
 
 from .test_job_pages import finished_job, insert_finished, plain_text
 
@@ -64,6 +65,51 @@ async def test_failed_jobs_are_listed_by_failure(serve: Serve) -> None:
         assert ROW.findall((await browser.get("/ui/jobs?q=status:failed")).text) == [old["id"], recent["id"]]
         by_creation = await browser.get("/ui/jobs?q=status:failed&sort=created")
         assert ROW.findall(by_creation.text) == [recent["id"], old["id"]]
+
+
+async def test_pending_jobs_are_listed_by_due_time(serve: Serve) -> None:
+    async with serve(allow_local=True) as browser:
+        now = browser.app.clock.now()
+        ids = {}
+        for hours, queue in ((2, "mail"), (1, "mail"), (3, "default")):
+            body = {"topic": "x", "queue": queue, "runAt": (now + hours * HOUR).isoformat()}
+            ids[hours] = (await browser.web.post("/api/v1/jobs", body)).json()["id"]
+        page = (await browser.get("/ui/jobs?q=status:pending")).text
+        assert ROW.findall(page) == [ids[1], ids[2], ids[3]]
+        assert "Pending jobs, next due first, without held ones." in plain_text(page)
+        assert ROW.findall((await browser.get("/ui/jobs?q=status:pending+queue:mail")).text) == [ids[1], ids[2]]
+        by_creation = await browser.get("/ui/jobs?q=status:pending&sort=created")
+        assert ROW.findall(by_creation.text) == [ids[3], ids[1], ids[2]]
+        for refused in ("", "&status=failed", "&status=pending&topic=x", "&status=pending&from=2026-01-01T00:00:00Z"):
+            answer = await browser.web.get(f"/api/v1/jobs?sort=runAt{refused}")
+            assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_SORT"), refused
+
+
+async def test_campaigns_and_items_of_triggers_have_a_period(serve_sqlite: Serve, phones: FakeFcm) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        now = browser.app.clock.now()
+        for name, hours in (("soon", 1), ("later", 48)):
+            body = {"name": name, "title": "Hi", "sendAt": (now + hours * HOUR).isoformat(), "timezone": "UTC"}
+            answer = await browser.web.post("/api/v1/campaigns", body)
+            assert answer.status_code == 201, answer.text
+        end = (now + 24 * HOUR).strftime("%Y-%m-%dT%H:%M")
+        page = (await browser.get(f"/ui/campaigns?to={end}&zone=UTC")).text
+        assert NAME.findall(page) == ["soon"]
+        assert f"state=paused&amp;to={end.replace(':', '%3A')}" in page
+        empty = (await browser.get("/ui/campaigns?state=paused&from=1h")).text
+        assert "No paused campaigns in this period" in plain_text(empty)
+        assert (await browser.get("/ui/campaigns?from=soon")).status_code == 422
+
+        await browser.web.post("/api/v1/sources", {"name": "shifts"})
+        body = {"name": "shift", "source": "shifts", "column": "at", "offsets": ["-15m"], "topic": "shift.soon"}
+        assert (await browser.web.post("/api/v1/triggers", body)).status_code == 201
+        items = [{"key": "s-1", "version": 1, "fields": {"at": (now - 100 * HOUR).isoformat()}}]
+        await browser.web.post("/api/v1/sources/shifts/items", {"items": items})
+        for period, is_shown in (("", True), ("?from=1h", True), ("?to=2020-01-01T00:00", False)):
+            page = plain_text((await browser.get(f"/ui/triggers/shift{period}")).text)
+            assert ("s-1" in page, "Not fired" in page) == (is_shown, is_shown), period
+        assert "No items updated in this period." in page
+        assert (await browser.get("/ui/triggers/shift?from=soon")).status_code == 422
 
 
 async def test_runs_of_a_schedule_are_limited_to_a_period(serve: Serve) -> None:

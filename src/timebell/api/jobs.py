@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -24,7 +24,7 @@ from timebell.api.schemas import (
     ZoneName,
     json_response,
     page_response,
-    parse_timestamp,
+    parse_period,
 )
 from timebell.api.topic_warnings import warn_if_unhandled
 from timebell.client.created import job_from_new
@@ -209,15 +209,31 @@ async def list_jobs(
     metadata: Pairs = None, payload: Pairs = None,
     error: Annotated[Text, Query(description="Part of the error of any attempt.")] = None,
     held: Annotated[bool, Query(description="Only jobs that are held, such as unhandled ones.")] = False,
+    sort: Annotated[
+        Literal["-createdAt", "runAt"],
+        Query(description="`runAt`: pending jobs that are not held, earliest due time first; only with `queue`."),
+    ] = "-createdAt",
 ) -> Response:  # fmt: skip
     """List jobs, newest first. Filters are combined with AND, several `status` values with OR.
 
-    `topic` may end with `*`. Searching metadata, payloads and errors examines at most 20,000 jobs per page, so a page
-    may be short and have a `nextCursor`.
+    `topic` may end with `*`. A page examines at most 20,000 jobs of each state for metadata, payloads, errors and, of
+    finished jobs, the queue, so it may be short and have a `nextCursor`.
     """
+    if sort == "runAt":
+        other_filters = (
+            topic, owner_id, schedule_id, key, min_attempts, from_, to, correlation_id, client_request_id, metadata,
+            payload, error, held or None,
+        )  # fmt: skip
+        if status != ["pending"] or any(each is not None for each in other_filters):
+            raise InvalidInput(
+                "Only pending jobs, of all queues or of one, are sorted by runAt.", code="INVALID_SORT",
+                fix="Use status=pending and queue, or leave out sort.",
+            )  # fmt: skip
+        page = await ctx.app.jobs.list_next_due(resolve_tenant(ctx, tenant_id), queue, limit, cursor)
+        return page_response(page, [render_job(job) for job in page])
+    start, end = parse_period(from_, to)
     search = JobSearch(
-        start=None if from_ is None else parse_timestamp(from_, "from"),
-        end=None if to is None else parse_timestamp(to, "to"),
+        start=start, end=end,
         topic_prefix=topic[:-1] if topic is not None and topic.endswith("*") else None,
         request_id=client_request_id, correlation_id=correlation_id,
         metadata=parse_pairs(metadata, "metadata"), payload=parse_pairs(payload, "payload"), error=error or None,

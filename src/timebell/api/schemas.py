@@ -108,6 +108,7 @@ NewName = Annotated[str, Path(max_length=200, json_schema_extra=OBJECT_NAME)]
 Json = Any
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="nextCursor of the previous page.")]
+InstantText = Annotated[str | None, Query(max_length=64)]
 Id = Annotated[str, Path(max_length=200)]
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "Client error: its cause and how to fix it.", "content": {
@@ -130,6 +131,14 @@ def page_response(page: Page[Any], items: list[dict[str, Any]], **members: Any) 
 def format_utc(instant: datetime | None) -> str | None:
     """Format an aware datetime as RFC 3339 text in UTC."""
     return None if instant is None else format_instant(instant)
+
+
+def parse_period(from_: str | None, to: str | None) -> tuple[datetime | None, datetime | None]:
+    """Parse the query parameters `from` and `to`, both optional. Raises InvalidInput (INVALID_INSTANT)."""
+    return (
+        None if from_ is None else parse_timestamp(from_, "from"),
+        None if to is None else parse_timestamp(to, "to"),
+    )
 
 
 def parse_timestamp(text: str, field: str) -> datetime:

@@ -9,7 +9,7 @@ import click
 
 from timebell.cli.groups import Group
 from timebell.cli.options import output_option, timezone_option
-from timebell.cli.output import Format
+from timebell.cli.output import FAILED, Format
 from timebell.cli.schedule import (
     condition_option,
     payload_option,
@@ -22,6 +22,7 @@ from timebell.cli.schedule import (
     unless_option,
 )
 
+WAIT_POLL_SECONDS = 0.5
 job = Group("Jobs: create, inspect, cancel, retry.")
 job_id_argument = click.argument("id_", metavar="JOB", help="Job id.")
 status_option = click.option(
@@ -155,6 +156,32 @@ def tail(topic: str | None, output: str | None) -> None:
 
     remote = server_client(output)
     print_events(remote.stream_lines("/events", None if topic is None else {"topic": topic}), remote.settings.output)
+
+
+@job.command()
+@job_id_argument
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Maximum time.  [default: none]")
+@output_option
+def wait(id_: str, timeout: float | None, output: str | None) -> None:
+    """Wait until a job is finished, and show it; exit 1 unless it completed."""
+    from threading import Event
+
+    from timebell.cli.job_views import print_job
+    from timebell.cli.output import print_message
+
+    remote = server_client(output)
+    waited = 0.0
+    record = remote.request("GET", f"/jobs/{id_}")
+    while record["status"] in ("pending", "running", "dispatched"):
+        if timeout is not None and waited >= timeout:
+            print_message(f"Still {record['status']} after {timeout:g} s. Waiting again is safe.")
+            break
+        Event().wait(WAIT_POLL_SECONDS)
+        waited += WAIT_POLL_SECONDS
+        record = remote.request("GET", f"/jobs/{id_}")
+    print_job(record, remote.settings.output)
+    if record["status"] != "completed":
+        raise click.exceptions.Exit(FAILED)
 
 
 @job.command()

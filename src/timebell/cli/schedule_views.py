@@ -56,7 +56,9 @@ def schedule_state(row: Row) -> str:
         return f"missed {missed}"
     if recent[:1] == ["failed"]:
         return "failing"
-    return "finished" if row["nextFireAt"] is None else "healthy"
+    if row["nextFireAt"] is None:
+        return "finished"
+    return "healthy" if recent or row["lastFiredAt"] else "not run yet"
 
 
 def print_schedule(schedule: Row, output_format: str, runs: Sequence[Row] = (), fires: Sequence[Row] = ()) -> None:
@@ -64,9 +66,10 @@ def print_schedule(schedule: Row, output_format: str, runs: Sequence[Row] = (), 
     if output_format != Format.TABLE:
         print_record(schedule, output_format)
         return
+    state = schedule_state({**schedule, "recent": [run["reason"] or run["status"] for run in runs]})
     print_data(
         colorize(schedule["name"], "bold", sys.stdout)
-        + f"  {colorize_state(schedule_state(schedule), sys.stdout)}  revision {schedule['revision']}"
+        + f"  {colorize_state(state, sys.stdout)}  revision {schedule['revision']}"
     )
     facts = {
         "id": schedule["id"], "when": schedule["summary"], "topic": schedule["topic"],

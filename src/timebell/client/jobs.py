@@ -36,7 +36,7 @@ from timebell.model.payload import encode
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
-from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
+from timebell.store.jobs import bind_targets, dead_letters, erasure, repository, waiting
 from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.store.schedules import queries
 from timebell.targets.handler import JobDefaults, check_topic
@@ -494,6 +494,17 @@ class Jobs:
         if search:
             return await self._store.run(search_jobs, criteria, states, search, limit, after, min_attempts or 0)
         return await self._store.run(repository.list_jobs, criteria, states, limit, after, min_attempts or 0)
+
+    async def list_next_due(
+        self, tenant_id: str, queue: str | None, limit: int, cursor: str | None
+    ) -> Page[Job]:  # fmt: skip
+        """Return a page of the pending jobs that are not held, all or those of a queue, earliest due time first.
+
+        Raises InvalidInput (INVALID_LIMIT, INVALID_CURSOR).
+        """
+        await self._ensure_open()
+        page.validate_paging(limit, None)
+        return await self._store.run(waiting.list_next_due, tenant_id, queue, limit, cursor)
 
 
 class _DraftTemplate(NamedTuple):

@@ -76,6 +76,18 @@ def describe_error(attempt: Mapping[str, Any]) -> str:
     return f"{code}: {error}" if error else str(code)
 
 
+def explain_state(job: Mapping[str, Any]) -> str:
+    """Return why a job is held, failed or was skipped, or with which error its last attempt failed."""
+    if job["hold"]:
+        return HOLD_REASONS.get(job["hold"], str(job["hold"]))
+    if job["errorMessage"]:
+        return str(job["errorMessage"])
+    if job["reason"]:
+        return SKIP_REASONS.get(job["reason"], str(job["reason"]))
+    is_live = job["status"] in ("pending", "running", "dispatched")
+    return describe_error(job["attempts"][-1]) if is_live and job["attempts"] else ""
+
+
 def _start_step(
     job: Mapping[str, Any], attempt: Mapping[str, Any], previous: Mapping[str, Any] | None,
     node_names: Mapping[str, str],

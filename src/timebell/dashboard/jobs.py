@@ -17,7 +17,7 @@ from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.dead_letters import CANCEL_FIELDS, FILTER_FIELDS
 from timebell.dashboard.fields import to_problem
-from timebell.dashboard.job_timeline import timeline_steps
+from timebell.dashboard.job_timeline import explain_state, timeline_steps
 from timebell.dashboard.rendering import format_json
 from timebell.dashboard.time_range import TimeRange, read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
@@ -62,15 +62,17 @@ async def jobs(view: CurrentView, q: str = "", sort: str = "", cursor: str = "")
         problem or time_range.problem or _lag_problem(filters, time_range),
     )
     is_lag_search = problem is None and "lag" in filters
-    by_failure = _can_sort_by_failure(filters)
+    time_order = _time_order(filters)
     status = 422
     page: dict[str, Any] = {"items": [], "nextCursor": None}
     if is_lag_search:
         page["items"] = await _find_late_jobs(view, filters)
     elif problem is None:
         path, query = "/jobs", filters
-        if by_failure and sort != "created":
+        if time_order == "failure" and sort != "created":
             path, query = "/dead-letters", {name: text for name, text in filters.items() if name != "status"}
+        elif time_order == "due time" and sort != "created":
+            query = filters | {"sort": "runAt"}
         response = await view.call_api("GET", path, limit=50, cursor=cursor, **query)
         if response.is_error:
             problem, status = response.body, response.status
@@ -85,14 +87,17 @@ async def jobs(view: CurrentView, q: str = "", sort: str = "", cursor: str = "")
         time_range=time_range, tabs=TABS, counts=view.overview_cache.counts(tenant_id),
         current_tab=" ".join(word for word in words if word.startswith(TAB_FILTERS)),
         other_filters=" ".join(word for word in words if not word.startswith(TAB_FILTERS)),
-        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, sort=sort, by_failure=by_failure, cursor=cursor,
+        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, explain_state=explain_state, sort=sort,
+        time_order=time_order, cursor=cursor,
         matching_action=_matching_action(filters) if page["nextCursor"] or cursor else None,
     )  # fmt: skip
 
 
-def _can_sort_by_failure(filters: Mapping[str, Any]) -> bool:
-    is_indexed = filters.keys() <= FAILED_FILTERS and "*" not in filters.get("topic", "")
-    return is_indexed and filters.get("status") == "failed"
+def _time_order(filters: Mapping[str, Any]) -> str:
+    """Return the order by time that jobs with these filters have; empty: only that by creation."""
+    if filters.get("status") == "failed" and filters.keys() <= FAILED_FILTERS and "*" not in filters.get("topic", ""):
+        return "failure"
+    return "due time" if filters.get("status") == "pending" and filters.keys() <= {"status", "queue"} else ""
 
 
 def _split_range(q: str) -> dict[str, str]:

@@ -41,7 +41,7 @@ STATE_LABELS = {
     "completed": ("ok", "Completed"), "failed": ("bad", "Failed"), "cancelled": ("skip", "Cancelled"),
     "skipped": ("skip", "Skipped"), "missed": ("missed", "Missed"), "retry": ("retry", "Retrying"),
     "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("paused", "Paused"),
-    "override": ("skip", "Skipped"), "expired": ("missed", "Expired"),
+    "override": ("skip", "Skipped"), "expired": ("missed", "Expired"), "held": ("paused", "Held"),
 }  # fmt: skip
 # Reason of a skip -> explanation shown in lists.
 SKIP_REASONS = {
@@ -211,10 +211,12 @@ class TimeFormatter:
         return f"{self.local(instant, own_zone):%a %d %b %Y, %H:%M:%S} {self.zone_label(instant, own_zone)}"
 
     def short(self, instant: str | datetime, own_zone: str | None = None) -> str:
-        """Format with weekday, date, minutes and zone; with the year unless it is the current one."""
+        """Format with weekday, date, minutes and zone or offset; with the year unless it is the current one."""
         at = self.local(instant, own_zone)
         year = f" {at.year}" if self.now is None or at.year != self.now.year else ""
-        return f"{at:%a %d %b}{year}, {at:%H:%M} {self.zone_label(instant, own_zone)}"
+        abbreviation = at.strftime("%Z")
+        zone_text = f"UTC{abbreviation}" if abbreviation[:1] in "+-" else abbreviation
+        return f"{at:%a %d %b}{year}, {at:%H:%M} {zone_text}"
 
     def zone_label(self, instant: str | datetime, own_zone: str | None = None) -> str:
         """Return the zone abbreviation; with the zone name if the abbreviation is only an offset (`+03`)."""
@@ -242,8 +244,11 @@ def job_state(job: Mapping[str, Any]) -> tuple[str, str]:
     """Return the CSS class and label of a job or an occurrence."""
     if job["status"] == "skipped":
         return STATE_LABELS.get(job["reason"] or "skipped", STATE_LABELS["skipped"])
-    attempts_made = job.get("attemptsMade", 0) if job["status"] == "pending" else 0
-    return STATE_LABELS["retry"] if attempts_made else STATE_LABELS.get(job["status"], ("wait", job["status"]))
+    if job["status"] == "pending" and job.get("hold"):
+        return STATE_LABELS["held"]
+    if job["status"] == "pending" and job.get("attemptsMade"):
+        return STATE_LABELS["retry"]
+    return STATE_LABELS.get(job["status"], ("wait", job["status"]))
 
 
 def target_label(target: Mapping[str, Any] | None) -> str:

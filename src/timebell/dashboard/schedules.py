@@ -155,7 +155,9 @@ def health(record: Mapping[str, Any]) -> tuple[str, str]:
         return "bad", "Failing"
     if last in ("missed", "expired"):
         return "missed", "Missed"
-    return ("ok", "Healthy") if record["nextFireAt"] else ("skip", "Ended")
+    if not record["nextFireAt"]:
+        return "skip", "Ended"
+    return ("ok", "Healthy") if last else ("wait", "Not run yet")
 
 
 def revision_body(name: str, revision: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from fastapi import Request, Response
 
@@ -272,8 +272,19 @@ def _with_tenant(caller: Caller, own_tenant_id: str | None, request: Request) ->
             or request.query_params.get("tenant")
             or unquote(request.cookies.get(TENANT_COOKIE, ""))
         )
+    if own_tenant_id is None and selected:
+        return select_tenant(caller, selected)
+    return replace(caller, tenant_id=own_tenant_id or "default", names_tenant=False)
+
+
+def select_tenant(caller: Caller, tenant_id: str) -> Caller:
+    """Return a platform user in the tenant that they selected; an invalid one is `default`."""
     try:
-        tenant_id = check_text(selected or "default", "tenant_id")
+        return replace(caller, tenant_id=check_text(tenant_id, "tenant_id"), names_tenant=True)
     except InvalidInput:
-        tenant_id = "default"
-    return replace(caller, tenant_id=tenant_id, names_tenant=own_tenant_id is None and bool(selected))
+        return replace(caller, tenant_id="default", names_tenant=True)
+
+
+def set_tenant_cookie(response: Response, tenant_id: str) -> None:
+    """Store the tenant that a platform user selected."""
+    response.set_cookie(TENANT_COOKIE, quote(tenant_id, safe=""), path="/ui", samesite="lax", httponly=True)

@@ -12,12 +12,12 @@ from timebell.dashboard.fields import to_problem
 from timebell.dashboard.provider_sign_in import render_sign_in, render_sign_out
 from timebell.dashboard.rendering import render_template
 from timebell.dashboard.sessions import (
-    TENANT_COOKIE,
     Sessions,
     SignIn,
     SignInExpired,
     set_code_cookie,
     set_session_cookie,
+    set_tenant_cookie,
 )
 from timebell.dashboard.views import ZONE_CHOICES, CurrentView, PageRoute, local_path
 from timebell.errors import StoreError, TimebellError
@@ -107,7 +107,5 @@ async def save_preferences(request: Request, view: CurrentView) -> Response:
     if view.form.get("zone") in ZONE_CHOICES:
         response.set_cookie("timebell-zone", view.form["zone"], max_age=31_536_000, path="/ui", samesite="lax")
     if view.caller.is_platform and view.form.get("tenant"):
-        response.set_cookie(
-            TENANT_COOKIE, quote(view.form["tenant"], safe=""), path="/ui", samesite="lax", httponly=True
-        )
+        set_tenant_cookie(response, view.form["tenant"])
     return response

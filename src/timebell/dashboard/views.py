@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -28,8 +28,16 @@ from timebell.dashboard.api_client import ApiClient, ApiError, ApiResponse
 from timebell.dashboard.overview_data import OverviewCache
 from timebell.dashboard.pages import pages_of
 from timebell.dashboard.rendering import render_template
-from timebell.dashboard.sessions import Sessions, Visitor, check_origin, check_token
+from timebell.dashboard.sessions import (
+    Sessions,
+    Visitor,
+    check_origin,
+    check_token,
+    select_tenant,
+    set_tenant_cookie,
+)
 from timebell.errors import InvalidInput, StoreError, TimebellError
+from timebell.store.tenancy.tenants import find_tenant
 from timebell.tenancy.roles import Role
 
 log = logging.getLogger("timebell.dashboard")
@@ -203,8 +211,16 @@ async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, An
         form = request.state.form = await read_form(request, authenticator.capacity.bodies)
         if visitor is not None:
             check_token(visitor, form.pop("_token", "") or request.headers.get("timebell-form", ""))
-            request.state.view.form = form
-    return await inner(request)
+            if (tenant_id := form.pop("_tenant", "")) and view.caller.is_platform:
+                view.visitor = replace(visitor, caller=select_tenant(visitor.caller, tenant_id))
+            view.form = form
+    response = await inner(request)
+    if visitor is not None and visitor.caller.is_platform and "tenant" in request.query_params:
+        tenant_id = visitor.caller.tenant_id
+        with suppress(StoreError):
+            if await app.store.run(find_tenant, tenant_id) is not None:
+                set_tenant_cookie(response, tenant_id)  # for the parts of the page and the following pages
+    return response
 
 
 async def read_form(request: Request, bodies: ArrivingBodies) -> dict[str, str]:

@@ -166,6 +166,7 @@ _NOT_RUNNING = text(NOT_RUNNING)
 _DISPATCHED = text("state = 'dispatched'")
 _HAS_SCHEDULE = text("schedule_id IS NOT NULL")
 _HAS_OWNER = text("owner_id IS NOT NULL")
+_HAS_KEY = text("key IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
 _MISSED = text("state = 'skipped' AND reason IN ('missed', 'expired')")
 _CLAIMABLE_SHARED = text("state = 'pending' AND hold IS NULL AND shared")
@@ -257,8 +258,8 @@ jobs = Table(
         "tenant_id",
         "key",
         unique=True,
-        postgresql_where=text("key IS NOT NULL"),
-        sqlite_where=text("key IS NOT NULL"),
+        postgresql_where=_HAS_KEY,
+        sqlite_where=_HAS_KEY,
     ),
     # For listing the jobs of a tenant, newest first, by state, owner or topic. Running jobs: timebell_jobs_running.
     Index("timebell_jobs_tenant", "tenant_id", "state", "id", postgresql_where=_NOT_RUNNING, sqlite_where=_NOT_RUNNING),
@@ -302,6 +303,7 @@ finished = Table(
         "timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER
     ),
     Index("timebell_finished_topic", "tenant_id", "topic", "id"),
+    Index("timebell_finished_key", "tenant_id", "key", "id", postgresql_where=_HAS_KEY, sqlite_where=_HAS_KEY),
     # Dead letters: jobs that failed permanently and were not discarded.
     Index("timebell_finished_dead", "tenant_id", "finished_at", "id", postgresql_where=_DEAD, sqlite_where=_DEAD),
     # Missed occurrences, for alerts and metrics.

@@ -25,12 +25,16 @@ from .conftest import Cli
 from .process import Process
 
 APP = """
-from timebell import Timebell
+from timebell import Fail, Timebell
 app = Timebell()
 
 @app.on("mail.send")
 async def send(event):
     return {"sent": event.payload}
+
+@app.on("mail.fail")
+async def fail(event):
+    raise Fail("mailbox is full")
 
 @app.schedule("from-code", cron="0 0 1 1 *", timezone="UTC", topic="mail.send")
 async def nothing(event): ...
@@ -81,6 +85,25 @@ def test_schedules_that_were_removed_from_the_code_are_pruned(remote: Cli) -> No
     assert "kept" in names and "gone" not in names
 
 
+def test_job_wait_ends_with_the_job(remote: Cli) -> None:
+    sent = as_json(remote("job", "create", "mail.send", "-o", "json"))
+    assert as_json(remote("job", "wait", sent["id"], "-o", "json"))["status"] == "completed"
+    later = as_json(remote("job", "create", "mail.send", "--at", "2040-01-01T00:00:00Z", "--tz", "UTC", "-o", "json"))
+    stopped = remote("job", "wait", later["id"], "--timeout", "0")
+    assert (stopped.code, "Still pending after 0 s." in stopped.err) == (1, True)
+    assert remote("job", "wait", "01900000-0000-7000-8000-000000000000").code == 3
+
+
+def test_list_and_show_agree_that_a_schedule_fails(remote: Cli) -> None:
+    remote("schedule", "create", "broken", "--topic", "mail.fail", "--cron", "0 0 1 1 *", "--tz", "UTC")
+    job = as_json(remote("schedule", "trigger", "broken", "-o", "json"))
+    assert remote("job", "wait", job["id"]).code == 1
+    line = next(line for line in remote("schedule", "list").out.splitlines() if line.startswith("broken"))
+    assert re.search(r"x +failing$", line)
+    assert remote("schedule", "show", "broken").out.startswith("broken  failing")
+    assert remote("schedule", "delete", "broken", "--yes").code == 0
+
+
 def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> None:
     created = as_json(remote(
         "schedule", "create", "nightly", "--topic", "report.build", "--cron", "0 2 * * *", "--tz", "America/New_York",
@@ -88,7 +111,7 @@ def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> No
     ))  # fmt: skip
     assert (created["maxRetries"], created["labels"], created["payload"]) == (5, {"team": "billing"}, {"a": 1})
     line = next(line for line in remote("schedule", "list").out.splitlines() if line.startswith("nightly"))
-    assert re.search(r"nightly +At 02:00 +America/New_York +in .+ E[SD]T +healthy", line)
+    assert re.search(r"nightly +At 02:00 +America/New_York +in .+ E[SD]T +not run yet", line)
     output = remote("schedule", "show", "nightly").out
     assert "report.build" in output
     assert output.count("T02:00:00-0") == 5

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Label, Row, case, func, select, text
+from sqlalchemy import Label, Row, case, func, select
 
 from timebell.feature import Feature
 from timebell.ids import lowest_id_at
@@ -22,9 +22,9 @@ from timebell.store.cluster import nodes
 from timebell.store.cluster.nodes import Node
 from timebell.store.cluster.rewinds import Rewind, list_rewinds
 from timebell.store.jobs import backlogs, queues, waiting
-from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
+from timebell.store.jobs.claim import fetch_lane_rows
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
-from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, split_by_running
+from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, select_due, split_by_running
 from timebell.store.jobs.repository import COUNT_LIMIT, job_from_row
 from timebell.store.jobs.waiting import LateQueue, UnhandledTopic
 from timebell.store.schedules.rows import try_schedule_from_row
@@ -267,7 +267,7 @@ def list_late_starts(
     rows: dict[str, Job] = {}
     for table in (jobs, finished):
         ids = [id_ for id_, source_table in newest_ids if source_table is table]
-        matches = (table.c.tenant_id == tenant_id) & table.c.id.in_(ids)
+        matches = (UnindexedFilter(table.c.tenant_id) == tenant_id) & table.c.id.in_(ids)
         rows |= {row.id: job_from_row(row) for row in tx.execute(select(table).where(matches))} if ids else {}
     return [rows[id_] for id_, _ in newest_ids if id_ in rows]
 
@@ -293,15 +293,11 @@ def list_next_to_fire(tx: Transaction, tenant_id: str, end: datetime, limit: int
 def count_due(tx: Transaction, tenant_id: str, end: datetime) -> int:
     """Return the number of existing jobs that may start before `end`, counted up to COUNT_LIMIT + 1.
 
-    Counts lane by lane in the claim index, which is ordered by time, so later jobs are not read.
+    Counts lane by lane in an index ordered by time, so later jobs are not read.
     """
-    j, count = jobs.c, 0
+    count = 0
     for lane in fetch_lane_rows(tx, ALL_ROUTES, EPOCH):
-        query = select(j.id).where(
-            text(CLAIMABLE), j.queue == lane["queue"], j.priority == lane["priority"], j.run_at < end,
-            UnindexedFilter(j.tenant_id) == tenant_id,
-        )  # fmt: skip
-        count += _count_up_to_limit(tx, query)
+        count += _count_up_to_limit(tx, select_due([jobs.c.id], tenant_id, lane["queue"], lane["priority"], end))
         if count > COUNT_LIMIT:
             break
     return min(count, COUNT_LIMIT + 1)
@@ -334,7 +330,7 @@ def get_names_and_retry_counts(
 ) -> tuple[dict[str, str], dict[str, int]]:  # fmt: skip
     """Return the names of schedules, and the number of manual retries of those finished jobs that have any, by id."""
     f = finished.c
-    matches = f.id.in_(sorted(job_ids)) & (f.tenant_id == tenant_id)
+    matches = f.id.in_(sorted(job_ids)) & (UnindexedFilter(f.tenant_id) == tenant_id)
     retried = select(f.id, f.manual_retries).where(matches, f.manual_retries > 0)
     retry_counts = {row.id: row.manual_retries for row in tx.execute(retried).all()} if job_ids else {}
     return get_schedule_names(tx, tenant_id, schedule_ids) if schedule_ids else {}, retry_counts

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, text, update
 
-from timebell.errors import Conflict, InvalidInput
+from timebell.errors import Conflict
 from timebell.model.attempts import mark_retried
 from timebell.model.job import Hold, Job, JobState, Kind, NewJob
 from timebell.model.operation import Operation, StepResult
@@ -23,8 +22,10 @@ from timebell.model.routes import COMPLETE_UNHANDLED, route_for
 from timebell.store.jobs import repository
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.claim import mark_serial
+from timebell.store.jobs.indexes import UnindexedFilter
 from timebell.store.schedules.actions import next_free_manual_instant
 from timebell.store.schema import finished, jobs, schedules
+from timebell.store.time_cursor import decode_time_cursor, encode_time_cursor
 from timebell.store.transaction import JOBS, Transaction
 from timebell.store.types import from_micros, to_micros
 
@@ -187,12 +188,14 @@ class DeadLetterFilter:
     def where(self, tenant_id: str) -> ColumnElement[bool]:
         """Return the SQL condition for the selected dead letters of a tenant."""
         columns = finished.c
-        equal = {
-            columns.topic: self.topic, columns.schedule_id: self.schedule_id, columns.error_code: self.error_code,
-            columns.error_group: self.error_group,
+        texts = {
+            columns.topic: self.topic, columns.error_code: self.error_code, columns.error_group: self.error_group,
         }  # fmt: skip
         conditions: list[Any] = [columns.tenant_id == tenant_id, IS_DEAD_LETTER]
-        conditions += [column == value for column, value in equal.items() if value is not None]
+        # Only the index of dead letters: that of a topic has all its finished jobs.
+        conditions += [UnindexedFilter(column) == value for column, value in texts.items() if value is not None]
+        if self.schedule_id is not None:
+            conditions.append(columns.schedule_id == self.schedule_id)
         if self.start is not None:
             conditions.append(columns.finished_at >= self.start)
         if self.end is not None:
@@ -209,14 +212,14 @@ def list_page(tx: Transaction, tenant_id: str, filters: DeadLetterFilter, limit:
     """Return a page of dead letters, latest failure first. Raises InvalidInput (INVALID_CURSOR)."""
     query = select(finished).where(filters.where(tenant_id))
     if cursor is not None:
-        at, id_ = _decode_cursor(cursor)
+        at, id_ = decode_time_cursor(cursor)
         earlier = and_(finished.c.finished_at == at, finished.c.id < id_)
         query = query.where(finished.c.finished_at <= at, or_(finished.c.finished_at < at, earlier))
     query = query.order_by(finished.c.finished_at.desc(), finished.c.id.desc()).limit(limit + 1)
     rows = tx.execute(query).all()
     return Page(
         [repository.job_from_row(row) for row in rows[:limit]],
-        _encode_cursor(rows[limit - 1]) if len(rows) > limit else None,
+        encode_time_cursor(rows[limit - 1].finished_at, rows[limit - 1].id) if len(rows) > limit else None,
     )
 
 
@@ -233,13 +236,15 @@ def list_groups(
     tx: Transaction, tenant_id: str, filters: DeadLetterFilter, columns: Sequence[str], limit: int
 ) -> list[DeadLetterGroup]:
     """Group dead letters by columns such as `topic` and `error_group`; return the largest groups first."""
-    grouped, where = [finished.c[name] for name in columns], filters.where(tenant_id)
+    columns_by_name = {name: UnindexedFilter(finished.c[name]) for name in columns}
+    grouped, where = list(columns_by_name.values()), filters.where(tenant_id)
     size = func.count().label("group_size")
-    query = select(*grouped, size).where(where).group_by(*grouped).order_by(size.desc(), *grouped).limit(limit)
+    query = select(*(column.label(name) for name, column in columns_by_name.items()), size).where(where)
+    query = query.group_by(*grouped).order_by(size.desc(), *grouped).limit(limit)
     groups = []
     for row in tx.execute(query).all():
         values = {name: getattr(row, name) for name in columns}
-        in_group = [column.is_not_distinct_from(values[column.name]) for column in grouped]
+        in_group = [column.is_not_distinct_from(values[name]) for name, column in columns_by_name.items()]
         newest = select(finished).where(where, *in_group).order_by(finished.c.finished_at.desc(), finished.c.id.desc())
         latest = repository.job_from_row(tx.execute(newest.limit(1)).one())
         groups.append(DeadLetterGroup(values, row.group_size, latest))
@@ -266,7 +271,13 @@ def retry_step(tx: Transaction, operation: Operation, limit: int, now: datetime)
             done += 1
         except Conflict as error:
             errors.append({"jobId": row.id, "code": error.code, "detail": error.message})
-    return StepResult(done, len(errors), 0, _encode_cursor(rows[-1]) if len(rows) == limit else None, tuple(errors))
+    return StepResult(
+        done,
+        len(errors),
+        0,
+        encode_time_cursor(rows[-1].finished_at, rows[-1].id) if len(rows) == limit else None,
+        tuple(errors),
+    )
 
 
 def discard_step(tx: Transaction, operation: Operation, limit: int, now: datetime) -> StepResult:
@@ -276,30 +287,17 @@ def discard_step(tx: Transaction, operation: Operation, limit: int, now: datetim
         tx.execute(
             update(finished).where(finished.c.id.in_([row.id for row in rows]), IS_DEAD_LETTER).values(reason=DISCARDED)
         )
-    return StepResult(len(rows), 0, 0, _encode_cursor(rows[-1]) if len(rows) == limit else None)
+    return StepResult(
+        len(rows), 0, 0, encode_time_cursor(rows[-1].finished_at, rows[-1].id) if len(rows) == limit else None
+    )
 
 
 def _next_batch(tx: Transaction, operation: Operation, limit: int) -> list[Row[Any]]:
     filters = DeadLetterFilter.from_json(operation.spec["which"])
     query = select(finished).where(filters.where(operation.tenant_id), finished.c.finished_at <= operation.created_at)
     if operation.cursor is not None:
-        at, id_ = _decode_cursor(operation.cursor)
+        at, id_ = decode_time_cursor(operation.cursor)
         later = and_(finished.c.finished_at == at, finished.c.id > id_)
         query = query.where(finished.c.finished_at >= at, or_(finished.c.finished_at > at, later))
     query = query.order_by(finished.c.finished_at, finished.c.id).limit(limit).with_for_update()
     return list(tx.execute(query).all())
-
-
-def _encode_cursor(row: Row[Any]) -> str:
-    return f"{to_micros(row.finished_at)}.{row.id}"
-
-
-def _decode_cursor(cursor: str) -> tuple[datetime, str]:
-    """Decode a cursor of `_encode_cursor`. Raises InvalidInput (INVALID_CURSOR)."""
-    micros, _, id_ = cursor.partition(".")
-    try:
-        return from_micros(int(micros)), str(UUID(id_))
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(
-            f"cursor {cursor!r:.60} is invalid.", code="INVALID_CURSOR", fix="Pass next_cursor unchanged."
-        ) from error

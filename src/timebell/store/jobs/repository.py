@@ -15,19 +15,17 @@ from timebell.model.job import FINISHED, LIVE, CancelOutcome, Completion, Hold, 
 from timebell.model.operation import Operation, StepResult
 from timebell.model.page import Page
 from timebell.model.payload import decode
-from timebell.model.routes import ALL_ROUTES
 from timebell.store.jobs.bind_targets import bind_jobs
 from timebell.store.jobs.claim import bulk_load as load_jobs
-from timebell.store.jobs.claim import fetch_lane_rows, mark_serial
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
+from timebell.store.jobs.claim import mark_serial
 from timebell.store.jobs.complete import complete_jobs
-from timebell.store.jobs.indexes import UnindexedFilter, split_by_running
+from timebell.store.jobs.indexes import SingleValue, UnindexedFilter, split_by_running
 from timebell.store.jobs.serial import complete_serial, lock_schedules, release_next
 from timebell.store.jobs.target_queues import assign_queues
 from timebell.store.recent_writes import CREATIONS
 from timebell.store.schema import finished, jobs, requests, tenants
 from timebell.store.transaction import STOPS, Transaction
-from timebell.store.types import EPOCH
 
 
 def create(
@@ -342,14 +340,22 @@ def list_jobs(
 ) -> Page[Job]:
     """Return a page of live and finished jobs with these column values, newest first.
 
-    `states` empty: all states. `after` is the id of the last job of the previous page.
+    `states` empty: all states. `after` is the id of the last job of the previous page. The queue of finished jobs has
+    no index, so with this filter a page may be short, or empty, and have a next page: see MAX_EXAMINED.
     """
     jobs_by_id: dict[str, Job] = {}
+    examined_until = ""  # older jobs were not examined
     for table, table_states in ((jobs, LIVE), (finished, FINISHED)):
         wanted = [state.value for state in table_states if state in states or not states]
         if not wanted:
             continue
-        query = select(table).where(*(table.c[name] == value for name, value in filters.items()))
+        query = select(table).where(
+            *(
+                table.c[name] == (SingleValue(value) if name == "tenant_id" else value)
+                for name, value in filters.items()
+            )
+        )
+        order = [table.c[name] for name in ("tenant_id", "id") if name == "id" or name in filters]
         if min_attempts:
             query = query.where(table.c.attempt >= min_attempts)
         queries, filtered_queries = [], [(query, wanted)]
@@ -357,40 +363,75 @@ def list_jobs(
             not_running, running = split_by_running(query)
             filtered_queries = [(not_running, [state for state in wanted if state != JobState.RUNNING])]
             if JobState.RUNNING.value in wanted:
-                queries.append(_newest_first(running, UnindexedFilter(jobs.c.id), after, limit))
+                queries.append(_newest_first(running, [UnindexedFilter(jobs.c.id)], after, limit))
         if (
             filters.keys() <= {"tenant_id", "queue"} and "tenant_id" in filters
         ):  # one query per state: each reads the end of one index range
             filtered_queries = [(query, [state]) for query, subset in filtered_queries for state in subset]
+        if table is finished and "queue" in filters:
+            of_all_queues = [table.c[name] == value for name, value in filters.items() if name != "queue"]
+            examined_until = find_last_examined(tx, table, of_all_queues, wanted, after)
+            if examined_until:
+                is_examined = table.c.id >= examined_until
+                filtered_queries = [(query.where(is_examined), subset) for query, subset in filtered_queries]
         for query, subset in filtered_queries:
             if subset:
                 matches = table.c.state == subset[0] if len(subset) == 1 else table.c.state.in_(subset)
-                queries.append(_newest_first(query.where(matches), table.c.id, after, limit))
+                queries.append(_newest_first(query.where(matches), order, after, limit))
         rows = tx.execute(union_all(*(select(part.subquery()) for part in queries)) if len(queries) > 1 else queries[0])
         # A job that finishes between the two queries is in both results: the finished one wins.
         jobs_by_id |= {row.id: job_from_row(row) for row in rows}
-    newest = sorted(jobs_by_id.values(), key=lambda job: job.id, reverse=True)
-    return Page(newest[:limit], newest[limit - 1].id if len(newest) > limit else None)
+    newest = sorted(
+        (job for job in jobs_by_id.values() if job.id >= examined_until), key=lambda job: job.id, reverse=True
+    )
+    return Page(newest[:limit], newest[limit - 1].id if len(newest) > limit else examined_until or None)
 
 
-def _newest_first(query: Select[Any], id_: Any, after: str | None, limit: int) -> Select[Any]:
-    return (query if after is None else query.where(id_ < after)).order_by(id_.desc()).limit(limit + 1)
+MAX_EXAMINED = 20_000
+"""The number of jobs per state that a page examines at most for a filter without an index.
+
+The cursor of the page continues there.
+"""
+
+
+def find_last_examined(
+    tx: Transaction, table: Any, conditions: Sequence[Any], states: Sequence[str], after: str | None
+) -> str:
+    """Return the id of the oldest job that a page with a filter without an index examines; empty: all.
+
+    `conditions` are the filters with an index.
+    """
+    ids = [""]
+    for state in states:
+        newest = select(table.c.id).where(*conditions, table.c.state == state).order_by(table.c.id.desc())
+        newest = newest if after is None else newest.where(table.c.id < after)
+        ids.append(tx.execute(newest.limit(1).offset(MAX_EXAMINED - 1)).scalar() or "")
+    return max(ids)
+
+
+def select_newest_of_states(table: Any, conditions: Sequence[Any], states: Sequence[str], limit: int) -> Any:
+    """Select the `limit` newest jobs of each state; each query reads the end of an index range."""
+    return union_all(
+        *(
+            select(
+                select(table).where(*conditions, table.c.state == state).order_by(table.c.id.desc()).limit(limit)
+                .subquery()
+            )
+            for state in states
+        )
+    )  # fmt: skip
+
+
+def _newest_first(query: Select[Any], order: Sequence[Any], after: str | None, limit: int) -> Select[Any]:
+    """Select the `limit` + 1 newest rows; the last column of `order` is the id."""
+    older = query if after is None else query.where(order[-1] < after)
+    return older.order_by(*(column.desc() for column in order)).limit(limit + 1)
 
 
 def list_recently_finished(tx: Transaction, limit: int) -> list[Job]:
     """Return the jobs that finished last, latest first."""
     query = select(finished).order_by(finished.c.finished_at.desc()).limit(limit)
     return [job_from_row(row) for row in tx.execute(query)]
-
-
-def list_next_pending(tx: Transaction, limit: int) -> list[Job]:
-    """Return the claimable jobs of all lanes that are due next, earliest first."""
-    claimable = (jobs.c.state == "pending") & jobs.c.hold.is_(None)
-    candidates: list[Job] = []
-    for row in fetch_lane_rows(tx, ALL_ROUTES, EPOCH):
-        lane = select(jobs).where(claimable, jobs.c.queue == row["queue"], jobs.c.priority == row["priority"])
-        candidates += map(job_from_row, tx.execute(lane.order_by(jobs.c.run_at).limit(limit)))
-    return sorted(candidates, key=lambda job: job.run_at)[:limit]
 
 
 COUNT_LIMIT = 10_000

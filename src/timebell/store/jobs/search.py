@@ -1,26 +1,32 @@
 """Search jobs by time, text and JSON fields, newest first.
 
-Text in payloads, metadata and errors has no index. Therefore a page examines at most MAX_EXAMINED jobs that match the
-indexed filters; its cursor continues there, so a page can be short, or empty, and have a next page.
+Text in payloads, metadata and errors has no index. Therefore a page examines at most MAX_EXAMINED jobs of each state
+that match the indexed filters; its cursor continues there, so a page can be short, or empty, and have a next page.
+
+A period is read in one of two ways: all of its jobs if they are few, otherwise the newest jobs until a page is full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Select, false, func, or_, select
+from sqlalchemy import ColumnElement, false, func, or_, select
 
+from timebell.ids import lowest_id_at
 from timebell.model.job import FINISHED, LIVE, Job, JobState
 from timebell.model.page import Page
-from timebell.store.jobs.repository import job_from_row
+from timebell.store.jobs.indexes import UnindexedFilter
+from timebell.store.jobs.repository import find_last_examined, job_from_row, select_newest_of_states
 from timebell.store.schema import finished, jobs, requests
 from timebell.store.transaction import Transaction
 
-MAX_EXAMINED = 20_000
+NARROW_PERIOD_ROWS = 20_000
+ID_CLOCK_TOLERANCE = timedelta(hours=1)
+"""An id contains the time of its creation by the client's clock, which may be this much ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +51,17 @@ class JobSearch:
     def __bool__(self) -> bool:
         return self != JobSearch()
 
-    def row_conditions(self, table: Any, tenant_id: str | None) -> list[ColumnElement[bool]]:
+    def period_conditions(self, at: Any) -> list[ColumnElement[bool]]:
+        """Return the conditions on the column with the time."""
+        return [*([] if self.start is None else [at >= self.start]), *([] if self.end is None else [at < self.end])]
+
+    def row_conditions(self, table: Any) -> list[ColumnElement[bool]]:
         """Return the conditions on columns of `jobs` or `finished`."""
-        at = table.c.run_at if table is jobs else table.c.finished_at
-        conditions: list[ColumnElement[bool]] = []
-        if self.start is not None:
-            conditions.append(at >= self.start)
-        if self.end is not None:
-            conditions.append(at < self.end)
+        conditions = self.period_conditions(table.c.run_at if table is jobs else table.c.finished_at)
         if self.is_held:
             conditions.append(jobs.c.hold.is_not(None) if table is jobs else false())
         if self.topic_prefix is not None:
             conditions.append(table.c.topic.startswith(self.topic_prefix, autoescape=True))
-        if self.request_id is not None:
-            r = requests.c
-            same = select(r.job_id).where(r.request_id == self.request_id)
-            conditions.append(table.c.id.in_(same if tenant_id is None else same.where(r.tenant_id == tenant_id)))
         return conditions
 
     def text_conditions(self, table: Any) -> list[ColumnElement[bool]]:
@@ -96,32 +97,58 @@ def search_jobs(
     """Return a page of jobs with these column values that match a search."""
     found: dict[str, Job] = {}
     examined_until = ""  # older jobs were not examined
+    job_ids = [] if search.request_id is None else _find_requested(tx, search.request_id, filters.get("tenant_id"))
     for table, table_states in ((jobs, LIVE), (finished, FINISHED)):
         wanted = [state.value for state in table_states if state in states or not states]
         if not wanted:
             continue
-        conditions = [table.c[name] == value for name, value in filters.items()]
-        conditions += [table.c.state.in_(wanted), *search.row_conditions(table, filters.get("tenant_id"))]
+        is_narrow = table is finished and _is_narrow(tx, search)
+        conditions = [
+            (UnindexedFilter(table.c[name]) if is_narrow and name == "tenant_id" else table.c[name]) == value
+            for name, value in filters.items()
+        ]
+        conditions += search.row_conditions(table)
+        if search.request_id is not None:
+            conditions.append(table.c.id.in_(job_ids))
         if min_attempts:
             conditions.append(table.c.attempt >= min_attempts)
+        texts = search.text_conditions(table)
+        if texts and not is_narrow:
+            examined_until = max(examined_until, find_last_examined(tx, table, conditions, wanted, after))
+        conditions += texts
+        if examined_until:
+            conditions.append(table.c.id >= examined_until)
         if after is not None:
             conditions.append(table.c.id < after)
-        texts = search.text_conditions(table)
-        if texts:
-            newest = select(table.c.id).where(*conditions).order_by(table.c.id.desc())
-            last_examined = tx.execute(newest.limit(1).offset(MAX_EXAMINED - 1)).scalar()
-            examined_until = max(examined_until, last_examined or "")
-        query: Select[Any] = select(table).where(*conditions, *texts)
-        if examined_until:
-            query = query.where(table.c.id >= examined_until)
-        rows = tx.execute(query.order_by(table.c.id.desc()).limit(limit + 1)).all()
+        if table is jobs or is_narrow:
+            id_: Any = UnindexedFilter(table.c.id) if is_narrow else table.c.id
+            query = select(table).where(*conditions, table.c.state.in_(wanted)).order_by(id_.desc()).limit(limit + 1)
+        else:  # each state is read from the end of an index range
+            if search.end is not None:
+                conditions.append(table.c.id < lowest_id_at(search.end + ID_CLOCK_TOLERANCE))
+            query = select_newest_of_states(table, conditions, wanted, limit + 1)
         # A job that finishes between the two queries is in both results: the finished one wins.
-        found |= {row.id: job_from_row(row) for row in rows}
+        found |= {row.id: job_from_row(row) for row in tx.execute(query)}
     newest_found = sorted((job for job in found.values() if job.id >= examined_until), key=lambda job: job.id)[::-1]
     matching = [job for job in newest_found[:limit] if search.matches(job)]
     if len(newest_found) > limit:
         return Page(matching, newest_found[limit - 1].id)
     return Page(matching, examined_until or None)
+
+
+def _find_requested(tx: Transaction, request_id: str, tenant_id: str | None) -> list[str]:
+    """Return the ids of the jobs with a client request id: one per tenant."""
+    query = select(requests.c.job_id).where(requests.c.request_id == request_id)
+    return list(tx.execute(query if tenant_id is None else query.where(requests.c.tenant_id == tenant_id)).scalars())
+
+
+def _is_narrow(tx: Transaction, search: JobSearch) -> bool:
+    """Return whether so few jobs finished in the period that reading all of them is faster than the newest jobs."""
+    if search.start is None and search.end is None:
+        return False
+    in_period = select(finished.c.finished_at).where(*search.period_conditions(finished.c.finished_at))
+    count = select(func.count()).select_from(in_period.limit(NARROW_PERIOD_ROWS + 1).subquery())
+    return int(tx.execute(count).scalar_one()) <= NARROW_PERIOD_ROWS
 
 
 def _last_name(path: str) -> list[str]:

@@ -16,6 +16,7 @@ from timebell.api.schemas import (
     Cursor,
     Id,
     Instant,
+    InstantText,
     Json,
     Limit,
     Name,
@@ -25,6 +26,7 @@ from timebell.api.schemas import (
     format_utc,
     json_response,
     page_response,
+    parse_period,
 )
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.api.devices import DevicePage, render_device
@@ -352,12 +354,16 @@ def _message_fields(body: RequestBody) -> dict[str, Any]:
 
 @routes.get("/campaigns", response_model=CampaignPage, **read_route())
 async def list_campaigns(
-    ctx: Context, limit: Limit = 50, cursor: Cursor = None, state: Annotated[CampaignStateName | None, Query()] = None,
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None,
+    state: Annotated[CampaignStateName | None, Query()] = None,
     archived: Annotated[bool, Query(description="Only the archived campaigns, instead of the others.")] = False,
+    from_: Annotated[InstantText, Query(alias="from", description="Send time at or after this time.")] = None,
+    to: Annotated[InstantText, Query(description="Send time before this time.")] = None,
 ) -> Response:  # fmt: skip
     """List campaigns, newest first."""
+    start, end = parse_period(from_, to)
     page = await ctx.app.campaigns.list(
-        state=state, archived=archived, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor
+        state=state, archived=archived, start=start, end=end, tenant_id=ctx.tenant_id, limit=limit, cursor=cursor
     )
     return page_response(page, [render_campaign(campaign) for campaign in page])
 

@@ -70,14 +70,19 @@ def create(
 @campaign.command("list")
 @click.option("--state", metavar="STATE", help="pending, running, paused, ...")
 @click.option("--archived", is_flag=True, help="Only archived campaigns, instead of the others.")
+@click.option("--since", metavar="T", help="Send time since: 2h, 1d, or RFC 3339.")
+@click.option("--until", metavar="T", help="Send time before: 2h, 1d, or RFC 3339.")
 @click.option("--limit", type=int, default=50, show_default=True, metavar="N")
 @output_option
-def list_(state: str | None, archived: bool, limit: int, output: str | None) -> None:
+def list_(
+    state: str | None, archived: bool, since: str | None, until: str | None, limit: int, output: str | None
+) -> None:
     """List campaigns, newest first."""
-    from timebell.cli.inputs import print_list
+    from timebell.cli.inputs import parse_time_ago, print_list
 
     remote = server_client(output)
-    rows = remote.list_items("/campaigns", {"state": state, "archived": archived}, limit)
+    period = {"from": since and parse_time_ago(since), "to": until and parse_time_ago(until)}
+    rows = remote.list_items("/campaigns", {"state": state, "archived": archived, **period}, limit)
     print_list(rows, remote.settings.output, ("ID", "NAME", "STATE", "SEND AT", "SENT"), lambda row: (
         row["id"], row["name"] or "-", row["state"], row["sendAt"], f"{row['totalSent']:,}",
     ))  # fmt: skip

@@ -142,19 +142,18 @@ class Campaigns:
         return found
 
     async def list(
-        self, *, state: str | None = None, archived: bool = False, tenant_id: str = "default", limit: int = 50,
-        cursor: str | None = None, connection: Any = None,
+        self, *, state: str | None = None, archived: bool = False, start: datetime | None = None,
+        end: datetime | None = None, tenant_id: str = "default", limit: int = 50, cursor: str | None = None,
+        connection: Any = None,
     ) -> Page[Campaign]:  # fmt: skip
-        """Return a page of campaigns, newest first: the archived ones, or the others. Raises InvalidInput."""
+        """Return a page of campaigns, newest first: the archived ones, or the others.
+
+        Only campaigns with a send time in [start, end). Raises InvalidInput.
+        """
         before = page.validate_paging(limit, cursor)
+        parsed_state = None if state is None else _parse_state(state)
         campaign_page: Page[Campaign] = await self._run(
-            connection,
-            campaigns.list_campaigns,
-            tenant_id,
-            limit,
-            before,
-            None if state is None else _parse_state(state),
-            archived,
+            connection, campaigns.list_campaigns, tenant_id, limit, before, parsed_state, archived, start, end
         )
         return campaign_page
 

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.overview_data import TILES_TTL_SECONDS, UPCOMING_TTL_SECONDS
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.features.campaigns.client.delivery_export import MEDIA_TYPES, export_headers, stream_deliveries
 from timebell.features.campaigns.store import progress
@@ -34,13 +35,15 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/campaigns")
 async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Response:
-    """List campaigns, newest first; `state=archived` lists the archived ones."""
-    is_archived = state == "archived"
-    page = await view.get(
-        "/campaigns", limit=50, cursor=cursor, **({"archived": "true"} if is_archived else {"state": state})
-    )
+    """List campaigns, newest first, by state and period of the send time; `state=archived` lists the archived ones."""
+    time_range, is_archived = read_time_range(view), state == "archived"
+    selected = {"archived": "true"} if is_archived else {"state": state}
+    page = await view.get("/campaigns", limit=50, cursor=cursor, **selected, **time_range.parameters)
     states = {**STATE_LABELS, "archived": ("skip", "Archived")}
-    return view.render("campaigns", page=page, state=state, states=states, state_label=state_label)
+    return view.render(
+        "campaigns", 422 if time_range.problem else 200, page=page, state=state, states=states,
+        state_label=state_label, time_range=time_range,
+    )  # fmt: skip
 
 
 @routes.get("/ui/campaigns/{id}")

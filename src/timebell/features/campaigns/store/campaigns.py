@@ -250,13 +250,20 @@ def find_campaign(tx: Transaction, tenant_id: str | None, id_: str, *, lock: boo
 
 def list_campaigns(
     tx: Transaction, tenant_id: str, limit: int, before: str | None, state: CampaignState | None = None,
-    archived: bool = False,
+    archived: bool = False, start: datetime | None = None, end: datetime | None = None,
 ) -> Page[Campaign]:  # fmt: skip
-    """Return a page of a tenant's campaigns, newest first: the archived ones, or the others."""
+    """Return a page of a tenant's campaigns with a send time in [start, end), newest first.
+
+    These are the archived ones, or the others.
+    """
     query = select(campaigns).where(c.tenant_id == tenant_id, c.deleted_at.is_(None)).order_by(c.id.desc())
     query = query.where(c.archived_at.is_not(None) if archived else c.archived_at.is_(None)).limit(limit + 1)
     if state is not None:
         query = query.where(c.state == state.value)
+    if start is not None:
+        query = query.where(c.send_at >= start)
+    if end is not None:
+        query = query.where(c.send_at < end)
     if before is not None:
         query = query.where(c.id < before)
     page = [campaign_from_row(row) for row in tx.execute(query)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from timebell.api.if_match import IfMatch, check_match, require_match
@@ -13,6 +13,7 @@ from timebell.api.schemas import (
     Cursor,
     Id,
     Instant,
+    InstantText,
     Json,
     Limit,
     NewName,
@@ -22,6 +23,7 @@ from timebell.api.schemas import (
     format_utc,
     json_response,
     page_response,
+    parse_period,
 )
 from timebell.errors import InvalidInput, NotFound
 from timebell.features.triggers.client.triggers import SOURCE_KINDS
@@ -207,11 +209,13 @@ async def delete_source(name: Id, ctx: Context, if_match: IfMatch = None) -> Res
 
 @routes.get("/sources/{name}/items", response_model=ItemPage, **read_route())
 async def list_source_items(
-    name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None, rejected: bool = False
-) -> Response:
+    name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None, rejected: bool = False,
+    from_: Annotated[InstantText, Query(alias="from", description="Updated at or after this time.")] = None,
+    to: Annotated[InstantText, Query(description="Updated before this time.")] = None,
+) -> Response:  # fmt: skip
     """List the last known items of a source, or only the rejected ones, sorted by key."""
     source = await _find_source(ctx, name)
-    page = await ctx.run(rows.list_items, source.id, limit, cursor, rejected=rejected)
+    page = await ctx.run(rows.list_items, source.id, limit, cursor, *parse_period(from_, to), rejected=rejected)
     return page_response(page, [_render_item(item) for item in page])
 
 

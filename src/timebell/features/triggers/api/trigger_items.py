@@ -13,6 +13,7 @@ from timebell.api.schemas import (
     Cursor,
     Id,
     Instant,
+    InstantText,
     Json,
     Limit,
     RequestBody,
@@ -20,6 +21,7 @@ from timebell.api.schemas import (
     format_utc,
     json_response,
     page_response,
+    parse_period,
     parse_timestamp,
 )
 from timebell.features.triggers.model.column_values import MAX_KEY_LENGTH
@@ -150,10 +152,14 @@ async def get_trigger_item(name: Id, ctx: Context, item: Annotated[str, Query(ma
 
 
 @routes.get("/triggers/{name}/not-fired", response_model=FiringPage, **read_route())
-async def list_not_fired(name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+async def list_not_fired(
+    name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None,
+    from_: Annotated[InstantText, Query(alias="from", description="Noticed at or after this time.")] = None,
+    to: Annotated[InstantText, Query(description="Noticed before this time.")] = None,
+) -> Response:  # fmt: skip
     """List the firings of a trigger for which nothing is planned, each with the reason."""
     trigger = await _find_trigger(ctx, name)
-    page = await ctx.run(item_history.list_not_fired, trigger, limit, cursor)
+    page = await ctx.run(item_history.list_not_fired, trigger, limit, cursor, *parse_period(from_, to))
     return page_response(page, [_render_firing(record) for record in page])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute
 from timebell.features.triggers.store import status
 
@@ -56,16 +57,18 @@ async def trigger(name: str, view: CurrentView, cursor: str = "") -> Response:
     record = await view.get(f"/triggers/{quote_segment(name)}")
     source_path = f"/sources/{quote_segment(record['source'])}"
     source = await view.get(source_path)
-    items = await view.get(f"{source_path}/items", limit=25, cursor=cursor)
-    not_fired = await view.get(f"/triggers/{quote_segment(name)}/not-fired", limit=10)
+    time_range = read_time_range(view)
+    period = time_range.parameters
+    items = await view.get(f"{source_path}/items", limit=25, cursor=cursor, **period)
+    not_fired = await view.get(f"/triggers/{quote_segment(name)}/not-fired", limit=10, **period)
     operations = (await view.get("/operations", kind="scan", limit=50))["items"]
     scans = [operation for operation in operations if operation["spec"].get("trigger") == record["id"]][:3]
     planned = await view.app.store.run(status.count_planned_jobs, [record["id"]])
     running_scans = [scan for scan in scans if scan["state"] == "running"]
     source["options"] = {option: redact_password(value) for option, value in source["options"].items()}
     return view.render(
-        "trigger", trigger=record, source=source, items=items, not_fired=not_fired, scans=scans,
-        planned_jobs=planned[record["id"]],
+        "trigger", 422 if time_range.problem else 200, trigger=record, source=source, items=items,
+        not_fired=not_fired, scans=scans, time_range=time_range, planned_jobs=planned[record["id"]],
         rule=describe_rule(record), state=state_label(record, source, running_scans),
         secret_names=secret_names(source), needs_reauthorization=needs_reauthorization(source),
     )  # fmt: skip

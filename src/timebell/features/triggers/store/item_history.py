@@ -33,9 +33,16 @@ MANUAL = "manual"
 MAX_JOBS = 100  # of an item's history
 
 
-def list_not_fired(tx: Transaction, trigger: Trigger, limit: int, after: str | None) -> Page[FiringRecord]:
-    """Return a page of the firings for which nothing is planned, in the order of their items."""
+def list_not_fired(
+    tx: Transaction, trigger: Trigger, limit: int, after: str | None, start: datetime | None = None,
+    end: datetime | None = None,
+) -> Page[FiringRecord]:  # fmt: skip
+    """Return a page of the firings for which nothing is planned, noticed in [start, end), in the order of items."""
     query = select(firings).where(firings.c.trigger_id == trigger.id, firings.c.not_fired.is_not(None))
+    if start is not None:
+        query = query.where(firings.c.not_fired_at >= start)
+    if end is not None:
+        query = query.where(firings.c.not_fired_at < end)
     if after is not None:
         query = query.where(firings.c.item > after)
     rows = tx.execute(query.order_by(firings.c.item, firings.c.step, firings.c.recipient).limit(limit + 1)).all()

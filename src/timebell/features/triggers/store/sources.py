@@ -154,12 +154,20 @@ def record_full_scan(
 
 
 def list_items(
-    tx: Transaction, source_id: str, limit: int, after: str | None, *, rejected: bool = False
+    tx: Transaction, source_id: str, limit: int, after: str | None, start: datetime | None = None,
+    end: datetime | None = None, *, rejected: bool = False,
 ) -> Page[Item]:  # fmt: skip
-    """Return a page of a source's items in key order, including those that are gone, or only the rejected ones."""
+    """Return a page of a source's items updated in [start, end), in key order, including those that are gone.
+
+    With `rejected`, only the rejected ones.
+    """
     query = select(items).where(items.c.source_id == source_id).order_by(items.c.key).limit(limit + 1)
     if rejected:
         query = query.where(items.c.problem.is_not(None))
+    if start is not None:
+        query = query.where(items.c.updated_at >= start)
+    if end is not None:
+        query = query.where(items.c.updated_at < end)
     if after is not None:
         query = query.where(items.c.key > after)
     page = [

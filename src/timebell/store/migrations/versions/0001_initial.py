@@ -289,6 +289,9 @@ def upgrade() -> None:
         **_where("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')"),
     )
     op.create_index(
+        "timebell_finished_key", "timebell_finished", ["tenant_id", "key", "id"], **_where("key IS NOT NULL")
+    )
+    op.create_index(
         "timebell_finished_missed",
         "timebell_finished",
         ["finished_at"],
