@@ -462,8 +462,9 @@ async def approve_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Re
 
 
 @routes.post("/campaigns/{id}/archive", response_model=CampaignOut, **change_route("campaign.archive", Role.EDITOR))
-async def archive_campaign(id: Id, ctx: Context) -> Response:
+async def archive_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Hide a campaign that has ended from lists. It is kept as long as others."""
+    await _lock_for_change(ctx, id, if_match)
     campaign = await ctx.app.campaigns.archive(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return campaign_response(ctx, campaign)
 
@@ -471,16 +472,17 @@ async def archive_campaign(id: Id, ctx: Context) -> Response:
 @routes.post(
     "/campaigns/{id}/unarchive", response_model=CampaignOut, **change_route("campaign.unarchive", Role.EDITOR)
 )  # fmt: skip
-async def unarchive_campaign(id: Id, ctx: Context) -> Response:
+async def unarchive_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Show an archived campaign in lists again."""
+    await _lock_for_change(ctx, id, if_match)
     campaign = await ctx.app.campaigns.archive(id, False, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return campaign_response(ctx, campaign)
 
 
 @routes.delete("/campaigns/{id}", response_model=CampaignOut, **change_route("campaign.delete", Role.EDITOR))
-async def delete_campaign(id: Id, ctx: Context) -> Response:
+async def delete_campaign(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a campaign that is not being sent, with its results, and return it. Its history is kept."""
-    await _record_before(ctx, id)
+    await _lock_for_change(ctx, id, if_match)
     campaign = await ctx.app.campaigns.delete(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return campaign_response(ctx, campaign)
 
