@@ -65,7 +65,11 @@ async def _calendar(web: Web) -> tuple[str, str, Any, Any]:
     return "PUT", "/calendars/shop", {"holidays": ["2027-01-01"]}, {"holidays": ["2027-01-02"]}
 
 
-@pytest.mark.parametrize("resource", [_target, _tenant, _queue, _calendar])
+async def _segment(web: Web) -> tuple[str, str, Any, Any]:
+    return "PUT", "/segments/runners", {"filters": {"platform": "ios"}}, {"filters": {"platform": "android"}}
+
+
+@pytest.mark.parametrize("resource", [_target, _tenant, _queue, _calendar, _segment])
 async def test_a_stale_write_is_refused_and_one_of_two_concurrent_writes_wins(
     make: Make, resource: Callable[[Web], Any]
 ) -> None:

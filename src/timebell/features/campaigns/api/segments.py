@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from timebell.api.if_match import IfMatch, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -20,7 +21,8 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
-from timebell.features.campaigns.store.segments import Segment
+from timebell.features.campaigns.store.segments import Segment, find_segment
+from timebell.store.tenancy.tenants import lock_tenant
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["segments"])
@@ -67,24 +69,41 @@ async def list_segments(ctx: Context, limit: Limit = 50, cursor: Cursor = None) 
 async def get_segment(name: Id, ctx: Context) -> Response:
     """Get a segment, with the number of devices that are in it now."""
     segment = await ctx.app.segments.get(name, tenant_id=ctx.tenant_id)
-    return json_response(_render_segment(segment, await ctx.app.segments.count(name, tenant_id=ctx.tenant_id)))
+    count = await ctx.app.segments.count(name, tenant_id=ctx.tenant_id)
+    return json_response(_render_segment(segment, count), headers={"ETag": etag(segment)})
 
 
 @routes.put("/segments/{name}", response_model=SegmentOut, **change_route("segment.put", Role.EDITOR))
-async def put_segment(name: Id, body: SegmentIn, ctx: Context) -> Response:
+async def put_segment(name: Id, body: SegmentIn, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a segment, or change its filters, also for campaigns that are being sent."""
     ctx.subject = name
+    await _lock_for_change(ctx, name, if_match)
     segment = await ctx.app.segments.put(
         name, body.filters, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection
     )
     count = await ctx.app.segments.count(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
-    return json_response(_render_segment(segment, count))
+    return json_response(_render_segment(segment, count), headers={"ETag": etag(segment)})
 
 
 @routes.delete("/segments/{name}", response_model=SegmentOut, **change_route("segment.delete", Role.EDITOR))
-async def delete_segment(name: Id, ctx: Context) -> Response:
+async def delete_segment(name: Id, ctx: Context, if_match: IfMatch = None) -> Response:
     """Delete a segment and return it. Refused while a segment or an unfinished campaign uses it."""
     ctx.subject = name
+    await _lock_for_change(ctx, name, if_match)
     segment = await ctx.app.segments.get(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
     await ctx.app.segments.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
     return json_response(_render_segment(segment))
+
+
+def etag(segment: Segment) -> str:
+    """Return the strong ETag of a segment."""
+    return entity_tag(0, segment.filters.to_json(), segment.updated_at)
+
+
+async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> None:
+    """Lock the tenant, check If-Match, and record the segment for the audit log; nothing if it does not exist."""
+    await ctx.run(lock_tenant, ctx.tenant_id)
+    segment = await ctx.run(find_segment, ctx.tenant_id, name)
+    if segment is not None:
+        check_match(if_match, etag(segment), f"The segment {name!r:.80}", name)
+        ctx.before = _render_segment(segment)
