@@ -16,7 +16,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all fuzz screens check format openapi docs bench measure figures sbom lock clean
+.PHONY: help run test test-all mutate fuzz screens check format openapi docs bench measure figures sbom lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,8 +48,12 @@ run: $(VENV)/.run ## install into .venv and start the demo: real jobs within sec
 test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, and run them
 	$(BIN)/python -m pytest $(BESIDE)
 
-test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
+test-all: $(VENV)/.dev ## also the soaks, full sweeps, ten-million-row tables and all mutants
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
+	$(MAKE) mutate
+
+mutate: $(VENV)/.dev ## seed small bugs and report those that no test detects (MUTATE="--budget 600 --seed x": some of them)
+	$(BIN)/python -m scripts.mutate $(MUTATE)
 
 fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis, then forged credentials (EXAMPLES=50: more)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz --max-examples $(EXAMPLES)

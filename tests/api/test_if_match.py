@@ -117,6 +117,17 @@ async def test_pausing_a_trigger_changes_its_etag(make: Make) -> None:
         assert (await web.get("/triggers/soon")).json()["enabled"] is False
 
 
+async def test_replacing_a_source_or_a_trigger_requires_its_tag(make: Make) -> None:
+    async with make() as web:
+        source = {"kind": "webhook"}
+        trigger = {"source": "shifts", "column": "starts_at", "topic": "t", "timezone": "UTC"}
+        for path, body in (("/sources/shifts", source), ("/triggers/soon", trigger)):
+            assert (await web.ask("PUT", path, body)).is_success
+            is_problem(await web.ask("PUT", path, body), 428, "REVISION_MISSING")
+            for sent in ("*", f'"x", {(await web.get(path)).headers["etag"]}'):
+                assert (await web.ask("PUT", path, body, if_match=sent)).is_success
+
+
 async def test_stopping_a_campaign_changes_its_etag(make: Make) -> None:
     async with make() as web:
         body = {"title": "t", "body": "b", "sendAt": "2090-01-01T00:00:00Z", "timezone": "UTC"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -53,3 +54,10 @@ def test_recovery_codes_are_random_and_tolerate_how_people_type_them() -> None:
     digest = totp.recovery_code_digest(codes[0])
     assert digest == totp.recovery_code_digest(f" {codes[0].upper().replace('-', ' ')} ")
     assert digest != totp.recovery_code_digest(codes[1])
+
+
+def test_a_secret_has_160_bits_and_there_are_ten_recovery_codes_of_80_bits() -> None:
+    assert len(base64.b32decode(totp.generate_secret())) == 20
+    codes = totp.generate_recovery_codes()
+    assert len(codes) == 10
+    assert all(re.fullmatch(r"[a-z2-7]{4}(-[a-z2-7]{4}){3}", code) for code in codes)  # 16 characters of 5 bits

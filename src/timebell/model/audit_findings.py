@@ -36,7 +36,7 @@ class Difference:
     schedule: str
     at: datetime
     to: datetime
-    count: int = 1
+    count: int
     detail: str
     jobs: tuple[str, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -151,3 +152,9 @@ def test_rescheduled_occurrence_has_one_outcome() -> None:
     assert compare(history((0, bound(SPECS[3]))), [one for one in rows if one.id != f"{instants[0]:%H%M%S}-1"])[0] == [
         ("missing", instants[0], 1)
     ]
+
+
+def test_an_audit_of_nothing_counts_nothing() -> None:
+    counts = AuditCounts()
+    assert set(counts.totals().values()) == {0}
+    assert (counts.skipped, counts.found) == (Counter(), Counter())

@@ -24,3 +24,9 @@ def test_different_messages_are_different_groups() -> None:
     texts = ["ConnectionError: erp is away", "ConnectionError: billing is away", "TimeoutError: erp is away", "", None]
     assert len({error_group(text) for text in texts}) == 4  # empty and missing are the same
     assert normalize_error("x (ops.py:27 in erp)") == "x"
+
+
+def test_a_group_is_16_digits_of_the_first_300_characters() -> None:
+    same_start = [error_group("x" * 300 + rest) for rest in ("", "y")]
+    assert same_start[0] == same_start[1] != error_group("x" * 299 + "y")
+    assert len(same_start[0]) == 16

@@ -151,6 +151,15 @@ def test_invalid_cursor_is_refused(cursor: Any) -> None:
     assert refused.value.code == "INVALID_CURSOR"
 
 
+def test_page_limits_are_inclusive() -> None:
+    assert [page.validate_paging(limit, None) for limit in (1, 500)] == [None, None]
+
+
+def test_a_page_of_other_items_has_no_table() -> None:
+    assert page.Page([object()], None)._repr_html_() is None
+    assert page.Page([], None)._repr_html_() is not None
+
+
 @pytest.mark.parametrize("limit", [0, -1, 501, 1.0, "5", True, None])
 def test_page_limit_out_of_range_is_refused(limit: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
