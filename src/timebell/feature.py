@@ -136,7 +136,7 @@ class Feature:
         """Read the feature's gauges, by the name of their metric. The cost must not grow with the number of rows."""
         return {}
 
-    def list_problems(self, tx: Transaction) -> Sequence[ObjectProblem]:
+    def list_problems(self, tx: Transaction, now: datetime) -> Sequence[ObjectProblem]:
         """Return objects of all tenants that do not work, for alerts; at most a hundred, by a few index look-ups."""
         return ()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from sqlalchemy import insert
+
 from timebell.features import FEATURES
+from timebell.features.campaigns.store.tables import campaigns
+from timebell.ids import new_id
 from timebell.store.cluster.problems import ObjectProblem, list_problems
 
-from .helpers import JobState, Store, after, end, ending, put, schedule, started, stored
+from .helpers import T0, JobState, Store, after, end, ending, put, schedule, started, stored
 
 
 async def read(store: Store, **later: float) -> list[ObjectProblem]:
@@ -52,3 +56,34 @@ async def test_an_errored_schedule_is_a_problem(store: Store) -> None:
     await put(store, schedule(name="broken", error="cannot be read"))
     (problem,) = await read(store)
     assert (problem.code, problem.text) == ("SCHEDULE_ERRORED", "broken cannot fire: cannot be read")
+
+
+@stored
+async def test_pages_of_problems_select_the_tenant(store: Store) -> None:
+    await fail(store, "mail", "no", 1, tenant_id="acme/eu")
+    await fail(store, "mail", "no", 2, tenant_id="acme/eu")
+    (problem,) = await read(store, minutes=3)
+    assert problem.path == "/ui/dead-letters?topic=mail&tenant=acme%2Feu"
+
+
+@stored
+async def test_a_failed_campaign_is_a_problem_for_a_day(store: Store) -> None:
+    fields = {
+        "tenant_id": "default",
+        "spec": "{}",
+        "send_at": T0,
+        "timezone": "UTC",
+        "created_at": T0,
+        "updated_at": T0,
+    }
+    ended = {"refused": ("failed", "all refused"), "half": ("partly_sent", None), "sent": ("completed", None)}
+    rows = [
+        {"id": new_id(T0), "name": name, "state": state, "reason": reason, "ended_at": after(hours=1)} | fields
+        for name, (state, reason) in ended.items()
+    ]
+    await store.run(lambda tx: tx.execute(insert(campaigns), rows))
+    problems = {problem.label: problem for problem in await read(store, hours=2)}
+    assert problems.keys() == {"refused", "half"}
+    assert problems["refused"].text == "The campaign refused failed: all refused"
+    assert problems["half"].path == f"/ui/campaigns/{rows[1]['id']}"
+    assert await read(store, hours=26) == []

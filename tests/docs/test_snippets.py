@@ -139,6 +139,8 @@ class Session:
     def run(self, block: Block) -> None:
         """Run the commands of a console block, in order."""
         steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", block.text, re.MULTILINE)
+        if "timebell dev " in block.text:
+            self.variables["TIMEBELL_URL"] = f"http://127.0.0.1:{self.port}"
         commands: list[Command] = []
         try:
             for number, (line, shown) in enumerate(steps):

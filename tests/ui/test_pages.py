@@ -341,6 +341,9 @@ async def test_actions_beyond_a_role_have_no_button_and_no_effect(serve_sqlite: 
             assert actions <= {"/ui/shown", "/ui/sign-out"}, (name, actions)
         for name in ("schedule", "job", "dead"):
             assert "requires the operator role" in (await browser.get(pages[name])).text
+        for name in ("new", "edit", "new trigger", "new campaign"):
+            assert "Saving requires the editor role" in (await browser.get(pages[name])).text
+        assert "yours is viewer" in (await browser.get("/ui/users")).text
         token = re.search(r'name="_token" value="(\w+)"', (await browser.get("/ui/")).text)
         assert token is not None
         refused = await browser.post_form(f"{pages['schedule']}/pause", {"_token": token[1]})

@@ -81,6 +81,15 @@ def test_main_pages_have_no_accessibility_violations_or_console_messages(
     )
 
 
+def test_pages_with_long_paths_have_no_accessibility_violations_on_a_phone(chromium: Chromium, served: Served) -> None:
+    script, phone = browsers.load_axe(), {"width": 390, "height": 844}
+    with open_window(chromium, served.url, viewport=phone, bypass_csp=True) as window:
+        for name in ("edit", "mend", "people", "stop"):
+            page = window.open(served.pages[name])
+            page.evaluate(script)
+            assert not page.evaluate(AXE), name
+
+
 def test_pages_request_nothing_from_other_origins(chromium: Chromium, served: Served) -> None:
     with open_window(chromium, served.url) as window:
         for name in ("overview", "campaign", "trigger locked", "job"):

@@ -26,6 +26,6 @@ def require(role: Role, needed: Role) -> None:
     """Require at least the role `needed`. Raises Refused (ROLE_TOO_LOW)."""
     if not role.covers(needed):
         raise Refused(
-            f"This requires the role {needed}, and the key has {role}.", code="ROLE_TOO_LOW",
-            fix="Ask an admin for a key with that role.",
+            f"This requires the role {needed}; yours is {role}.", code="ROLE_TOO_LOW",
+            fix="Ask an admin for that role, or for a key that has it.",
         )  # fmt: skip

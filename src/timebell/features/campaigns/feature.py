@@ -158,10 +158,10 @@ class CampaignsFeature(Feature):
 
         return gauges.read_gauges(tx)
 
-    def list_problems(self, tx: Transaction) -> Sequence[ObjectProblem]:
+    def list_problems(self, tx: Transaction, now: datetime) -> Sequence[ObjectProblem]:
         from timebell.features.campaigns.store import progress
 
-        return progress.list_problems(tx)
+        return progress.list_problems(tx, now)
 
     def read_status(self, tx: Transaction, tenant_id: str) -> FeatureStatus:
         from timebell.features.campaigns.store import progress

@@ -100,7 +100,7 @@ class TriggersFeature(Feature):
 
         return gauges.read_gauges(tx)
 
-    def list_problems(self, tx: Transaction) -> Sequence[ObjectProblem]:
+    def list_problems(self, tx: Transaction, now: datetime) -> Sequence[ObjectProblem]:
         from timebell.features.triggers.store import status
 
         return status.list_problems(tx)

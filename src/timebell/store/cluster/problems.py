@@ -40,12 +40,18 @@ class ObjectProblem(NamedTuple):
     events: int = 1
 
 
+def page_path(tenant_id: str, path: str) -> str:
+    """Return the path of a page, which selects the tenant of its object."""
+    separator = "&" if "?" in path else "?"
+    return path if tenant_id == "default" else f"{path}{separator}tenant={quote(tenant_id, safe='')}"
+
+
 def list_problems(tx: Transaction, now: datetime, features: Sequence[Feature]) -> list[ObjectProblem]:
     """Return the problems of all objects, also of those of `features`."""
     return [
         *_list_failures(tx, now), *_list_missed(tx, now), *_list_errored(tx), *_list_disabled_targets(tx),
         *_list_failing_audit_exports(tx, now),
-        *(problem for feature in features for problem in feature.list_problems(tx)),
+        *(problem for feature in features for problem in feature.list_problems(tx, now)),
     ]  # fmt: skip
 
 
@@ -91,7 +97,7 @@ def _failure(row: Any) -> ObjectProblem:
     jobs = "A job" if row.failed_count == 1 else f"{row.failed_count:,} jobs"
     sentence = f"{jobs} of {label} failed permanently within a day. Last error: {(row.error or '')[:500]}"
     path = f"/ui/jobs/{row.last_id}" if row.failed_count == 1 else f"/ui/dead-letters?topic={quote(row.topic, safe='')}"
-    return ObjectProblem("JOB_FAILED", label, sentence, path, row.failed_count)
+    return ObjectProblem("JOB_FAILED", label, sentence, page_path(row.tenant_id, path), row.failed_count)
 
 
 def _list_missed(tx: Transaction, now: datetime) -> list[ObjectProblem]:
@@ -108,6 +114,7 @@ def _list_missed(tx: Transaction, now: datetime) -> list[ObjectProblem]:
         runs = "1 run" if row.missed_count == 1 else f"{row.missed_count:,} runs"
         sentence = f"{label} missed {runs} within an hour, the last one due {row.last_due:%Y-%m-%d %H:%M:%S} UTC."
         path = f"/ui/schedules/{row.schedule_id}" if row.schedule_id else "/ui/jobs?q=status:skipped"
+        path = page_path(row.tenant_id, path)
         problems.append(ObjectProblem("RUN_MISSED", label, sentence, path, int(row.missed_count)))
     return problems
 
@@ -120,7 +127,7 @@ def _list_errored(tx: Transaction) -> list[ObjectProblem]:
     return [
         ObjectProblem(
             "SCHEDULE_ERRORED", label := schedule_label(row.tenant_id, row.name),
-            f"{label} cannot fire: {row.error[:500]}", f"/ui/schedules/{row.id}",
+            f"{label} cannot fire: {row.error[:500]}", page_path(row.tenant_id, f"/ui/schedules/{row.id}"),
         )
         for row in tx.execute(query.limit(MAX_PROBLEMS))
     ]  # fmt: skip
@@ -133,7 +140,7 @@ def _list_disabled_targets(tx: Transaction) -> list[ObjectProblem]:
         ObjectProblem(
             "TARGET_DISABLED", label := schedule_label(row.tenant_id, row.name),
             f"The target {label} is disabled, and its jobs fail: {row.disabled_reason or 'its receiver is gone.'}",
-            "/ui/targets",
+            page_path(row.tenant_id, "/ui/targets"),
         )
         for row in tx.execute(query.limit(MAX_PROBLEMS))
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from timebell.features.campaigns.store import devices
 from timebell.features.campaigns.store.tables import campaigns, chunks
 from timebell.store.audit.overview import MAX_LISTED, AttentionItem
 from timebell.store.cluster.gauges import schedule_label
-from timebell.store.cluster.problems import ObjectProblem
+from timebell.store.cluster.problems import FAILURE_PERIOD, ObjectProblem, page_path
 from timebell.store.transaction import Transaction
 
 MAX_CELLS = 384
@@ -22,6 +22,7 @@ MAX_CAMPAIGNS = 100
 RATE_WINDOW = timedelta(seconds=60)
 """The rate of a campaign is measured over this time, or over the last RATE_CHUNKS chunks."""
 RATE_CHUNKS = 64
+FAILED_STATES = ("failed", "partly_sent")
 ACTIVE_STATES = ("running", "paused")
 
 
@@ -109,15 +110,19 @@ def list_paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem
     ]
 
 
-def list_problems(tx: Transaction) -> list[ObjectProblem]:
-    """Return those of the newest campaigns of all tenants that paused with a reason, for alerts."""
+def list_problems(tx: Transaction, now: datetime) -> list[ObjectProblem]:
+    """Return those of the newest campaigns of all tenants that paused with a reason, or failed in the last day."""
     c = campaigns.c
-    newest = select(c.id, c.tenant_id, c.name, c.state, c.reason).order_by(c.id.desc()).limit(MAX_CAMPAIGNS)
-    return [
-        ObjectProblem(
-            "CAMPAIGN_PAUSED", label := schedule_label(row.tenant_id, row.name or row.id),
-            f"The campaign {label} paused and waits for a decision: {row.reason}", f"/ui/campaigns/{row.id}",
-        )
-        for row in tx.execute(newest)
-        if row.state == "paused" and row.reason
-    ]  # fmt: skip
+    newest = select(c.id, c.tenant_id, c.name, c.state, c.reason, c.ended_at).order_by(c.id.desc())
+    problems = []
+    for row in tx.execute(newest.limit(MAX_CAMPAIGNS)):
+        label = schedule_label(row.tenant_id, row.name or row.id)
+        path = page_path(row.tenant_id, f"/ui/campaigns/{row.id}")
+        if row.state == "paused" and row.reason:
+            sentence = f"The campaign {label} paused and waits for a decision: {row.reason}"
+            problems.append(ObjectProblem("CAMPAIGN_PAUSED", label, sentence, path))
+        elif row.state in FAILED_STATES and row.ended_at and row.ended_at >= now - FAILURE_PERIOD:
+            result = "failed" if row.state == "failed" else "was sent only in part"
+            sentence = f"The campaign {label} {result}{f': {row.reason}' if row.reason else '.'}"
+            problems.append(ObjectProblem("CAMPAIGN_FAILED", label, sentence, path))
+    return problems

@@ -9,7 +9,7 @@ from sqlalchemy import func, select, text
 from timebell.features.triggers.store.tables import firings
 from timebell.store.audit.overview import MAX_LISTED, AttentionItem
 from timebell.store.cluster.gauges import schedule_label
-from timebell.store.cluster.problems import MAX_PROBLEMS, ObjectProblem
+from timebell.store.cluster.problems import MAX_PROBLEMS, ObjectProblem, page_path
 from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
@@ -46,7 +46,7 @@ def list_problems(tx: Transaction) -> list[ObjectProblem]:
         ObjectProblem(
             "SOURCE_FAILING", label := schedule_label(row.tenant_id, row.name),
             f"The source {label} cannot be read, and its triggers do not fire: {row.orphaned_reason or row.error}",
-            "/ui/triggers",
+            page_path(row.tenant_id, "/ui/triggers"),
         )
         for row in tx.execute(query.limit(MAX_PROBLEMS))
     ]  # fmt: skip
