@@ -10,13 +10,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from datetime import UTC, datetime
 from functools import cache, wraps
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from timebell.errors import StoreUnreachable
 from timebell.model.routes import ALL_ROUTES
+from timebell.sim.caller_transactions import CallerTransactions, is_supported
 from timebell.sim.frozen import current_node
 from timebell.sim.loop import VirtualLoop
 from timebell.store import transaction
@@ -41,6 +43,9 @@ A point is before a statement (`complete_serial.1`), before the commit of an ope
 (`complete_serial.commit`) or after the operation (`complete_serial.done`).
 """
 
+CLIENT = "the client"
+"""The name of the link of the methods of the app; nodes have others."""
+
 LOCK_TIMEOUT_SECONDS = 10.0  # the same limit as for the lock of a SQLite file
 
 
@@ -59,6 +64,9 @@ class SimulatedDatabase(SqliteStore):
         """True while notifications of writes are delivered only to the node that writes."""
         self.listeners: list[Subscribers] = []
         """The subscribers of the nodes that receive notifications."""
+        self.caller_transactions = CallerTransactions(self.execute_for_caller)
+        self._engines: WeakSet[Engine] = WeakSet()
+        self._late_writes: set[asyncio.Task[Any]] = set()
         self._loop: VirtualLoop | None = None
 
     async def open(self) -> None:
@@ -80,7 +88,9 @@ class SimulatedDatabase(SqliteStore):
         async def call(function: Callable[..., R], *args: Any) -> R:
             return function(*args)
 
-        return AsyncEngine(adapted_engine(lambda: AdaptedConnection(self._driver, call, keep_open=True), is_async=True))
+        engine = adapted_engine(lambda: AdaptedConnection(self._driver, call, keep_open=True), is_async=True)
+        self._engines.add(engine)
+        return AsyncEngine(engine)
 
     @contextmanager
     def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
@@ -106,7 +116,36 @@ class SimulatedDatabase(SqliteStore):
 
     def connect(self) -> Connection:
         """Return a blocking connection; the caller ensures that no other one writes."""
-        return adapted_engine(lambda: AdaptedConnection(self._driver, keep_open=True), is_async=False).connect()
+        engine = adapted_engine(lambda: AdaptedConnection(self._driver, keep_open=True), is_async=False)
+        self._engines.add(engine)
+        return engine.connect()
+
+    def is_own(self, connection: Any) -> bool:
+        """Return whether a connection or session of SQLAlchemy is to this database."""
+        try:
+            bind = connection.get_bind() if hasattr(connection, "get_bind") else connection
+        except UnboundExecutionError:  # a session with several databases of the program
+            return False
+        engine = getattr(bind, "engine", bind)
+        engine = getattr(engine, "sync_engine", engine)
+        return isinstance(engine, Engine) and engine in self._engines
+
+    def execute_for_caller(self, step: Callable[[Transaction], Any]) -> Any:
+        """Run a step in one transaction, in any thread of the program under test."""
+        loop = self._loop
+        assert loop is not None
+        if loop.is_running() and not loop.runs_in_this_thread():
+            return loop.await_in_thread(self._execute_unlocked(step))
+        if not self._write_lock.locked():
+            return self.execute_now(self._transact, step, (), {})
+        task = loop.create_task(self._execute_unlocked(step))
+        self._late_writes.add(task)
+        task.add_done_callback(self._late_writes.discard)
+        return None
+
+    async def _execute_unlocked(self, step: Callable[[Transaction], Any]) -> Any:
+        await self.wait_until_unlocked()
+        return self.execute_now(self._transact, step, (), {})
 
     @property
     def is_locked(self) -> bool:
@@ -131,6 +170,7 @@ class SimulatedDatabase(SqliteStore):
 
     def run_read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a read-only operation; also allowed outside of the event loop."""
+        self.caller_transactions.settle()
         return operation(self._transaction(), *args, **kwargs)
 
     def idle_until(self, running_attempts: int) -> datetime | None:
@@ -254,6 +294,7 @@ class DatabaseLink:
         database, latency = self._database, self.latency
         if latency is not None:
             await asyncio.sleep(latency())  # noqa: TID251 - exact on virtual time
+        database.caller_transactions.settle()
         if database.multi_node or self.is_cut or database.is_down or database._write_lock.locked():
             await self._wait_until_reachable()
         if self.pending_fault is None:
@@ -267,8 +308,14 @@ class DatabaseLink:
         return result
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation on the caller's own connection."""
-        return await self._database.join(connection, operation, *args, **kwargs)
+        """Run an operation in the transaction of a connection to this database, or to the one of the program."""
+        database = self._database
+        if database.is_own(connection) or not is_supported(connection):
+            return await database.join(connection, operation, *args, **kwargs)
+        if self._name != CLIENT:  # the completion of a job: the last operation before the commit
+            return database.execute_for_caller(lambda tx: operation(tx, *args, **kwargs))  # type: ignore[no-any-return]
+        await database.wait_until_unlocked()
+        return await database.caller_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
 
     @asynccontextmanager
     async def handler_transaction(self, finish: Finish) -> AsyncIterator[AsyncConnection]:

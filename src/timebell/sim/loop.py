@@ -12,7 +12,7 @@ import selectors
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -53,6 +53,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     # Private to asyncio's BaseEventLoop, unchanged since Python 3.4. There is no public access to the next timer.
     _scheduled: list[asyncio.TimerHandle]
+    # The same, since Python 3.4: the thread that runs the loop.
+    _thread_id: int | None
     _clock_resolution: float
     _default_executor: ThreadPoolExecutor
 
@@ -64,6 +66,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.before_jump: Callable[[float | None], float | None] | None = None
         """Called before each jump with the time of the next timer (None: no timer); returns the time to jump to, which
         must not be later. It may schedule callbacks at that time."""
+        self.thread_context: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Called in the thread of the loop before each call in a thread, which then runs in the returned context."""
         self._sockets = _Selector(self._idle)
         super().__init__(self._sockets)
         self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="virtual"))
@@ -72,6 +76,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self.virtual_time
+
+    def runs_in_this_thread(self) -> bool:
+        """Return whether the calling thread runs this loop, also while the loop is hidden from asyncio."""
+        return self._thread_id == threading.get_ident()
 
     @contextmanager
     def hold_time(self) -> Iterator[None]:
@@ -85,9 +93,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         call = _Call(self.create_future())
 
+        context = self.thread_context()
+
         def run() -> _T:
             _thread.call = call
-            return func(*args)
+            with context:
+                return func(*args)
 
         def wake(_: Future[_T]) -> None:
             with suppress(RuntimeError):  # the loop is closed, so the result is not needed

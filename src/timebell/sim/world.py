@@ -29,7 +29,8 @@ from timebell.engine.service import Service
 from timebell.errors import StoreError
 from timebell.model.job import Job, JobState
 from timebell.model.schedule import Schedule
-from timebell.sim.database import DatabaseLink, SimulatedDatabase
+from timebell.sim.caller_transactions import share_testcase_connections
+from timebell.sim.database import CLIENT, DatabaseLink, SimulatedDatabase
 from timebell.sim.faults import Fault, FaultEvent, validate_point
 from timebell.sim.frozen import FrozenNodes, current_node
 from timebell.sim.idle_skip import HeartbeatAlarm, IdleSkippingClock
@@ -80,9 +81,10 @@ class World:
         assert isinstance(loop, VirtualLoop)
         self._loop = loop
         self._loop.before_jump = self._before_jump
+        self._loop.thread_context = share_testcase_connections
         self.clock = IdleSkippingClock(start, self._loop)
         self.database = SimulatedDatabase(self.clock.now, multi_node=nodes > 1)
-        self._client = DatabaseLink(self.database, "the client")
+        self._client = DatabaseLink(self.database, CLIENT)
         self._nodes = nodes
         self._options = {"retention": CENTURY_SECONDS} | options
         self._running: list[_NodeRun] = []

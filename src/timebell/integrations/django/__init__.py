@@ -58,15 +58,22 @@ def fresh_connections(handler: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(handler)
     def wrapper(*args: Any, **kwargs: Any) -> R:
-        from django.db import close_old_connections
-
-        close_old_connections()
+        _close_stale_connections()
         try:
             return handler(*args, **kwargs)
         finally:
-            close_old_connections()
+            _close_stale_connections()
 
     return wrapper
+
+
+def _close_stale_connections() -> None:
+    """Do the same as Django's `close_old_connections`, except to the open transaction of a TestCase."""
+    from django.db import connections
+
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
 
 
 @contextmanager
