@@ -80,8 +80,11 @@ def test_an_alert_of_tls_1_3_is_a_tls_failure(run: Run, delivery: Delivery, auth
 
     def serve(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with suppress(OSError):
-            context.wrap_socket(connection, server_side=True)
+        with connection.dup() as raw, suppress(OSError):  # closing it with unread data would discard the alert
+            with suppress(ssl.SSLError):
+                context.wrap_socket(connection, server_side=True)
+            while raw.recv(4096):
+                pass
 
     async def main() -> Outcome:
         with socket.create_server(("127.0.0.1", 0)) as server:
