@@ -42,6 +42,7 @@ DIFFERENCES_FROM_CRON = (
     " missed run is executed. Like cron, a failed command is not retried."
 )
 DIFFERENCES_FROM_CURL = "Requests of curl and wget fail with a status of 400 or above, also without curl's -f."
+STAYS_COMMAND = "stays a command: "
 _INVALID_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -138,6 +139,7 @@ def _translate_requests(crontab: Crontab, settings: Settings) -> dict[int, HttpC
     requests: dict[int, HttpCommand] = {}
     target: Target | None = None
     for entry in crontab.entries:
+        request = None
         try:
             request = parse_http_command(entry.command, entry.env, entry.stdin)
             if request is not None:
@@ -146,10 +148,10 @@ def _translate_requests(crontab: Crontab, settings: Settings) -> dict[int, HttpC
                 target.check(options)
                 requests[entry.number] = request
         except NotExpressible as reason:
-            crontab.notes.append((entry.number, f"stays a command: {reason}."))
+            crontab.notes.append((entry.number, f"{STAYS_COMMAND}{reason}."))
         except (InvalidInput, Refused) as error:
             fix = f" {error.fix}" if error.fix else ""
-            text = mask_secrets(f"stays a command: {error}{fix}", request.secrets.values() if request else ())
+            text = mask_secrets(f"{STAYS_COMMAND}{error}{fix}", request.secrets.values() if request else ())
             crontab.notes.append((entry.number, text))
     return requests
 
@@ -159,7 +161,7 @@ def _refuse_commands(crontab: Crontab, requests: dict[int, HttpCommand]) -> None
     reasons = dict(crontab.notes)
     for entry in crontab.entries:
         if entry.number not in requests:
-            reason = reasons.get(entry.number, "runs a command.")
+            reason = reasons.get(entry.number, "It runs a command.").removeprefix(STAYS_COMMAND)
             crontab.refused.append((entry.number, f"{reason} Commands require TIMEBELL_COMMAND_ENABLED=true."))
     refused = {number for number, _ in crontab.refused}
     crontab.notes = [(number, note) for number, note in crontab.notes if number not in refused]

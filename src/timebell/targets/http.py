@@ -169,7 +169,8 @@ class HttpTarget:
             outcome.result["body"] = mask_secrets(outcome.result["body"], request.secrets)
         outcome.sent_request = {
             "method": request.method, "url": request.endpoint.url,
-            "headers": mask_secrets(request.headers, request.secrets), "body": request.body,
+            "headers": {"host": request.endpoint.authority, **mask_secrets(request.headers, request.secrets)},
+            "body": request.body,
         }  # fmt: skip
         if request.response is not None and outcome.result is not None:
             headers = {

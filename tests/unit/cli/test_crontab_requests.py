@@ -239,12 +239,13 @@ def test_lines_that_stay_commands_are_named(cli: Cli, monkeypatch: pytest.Monkey
     refused = cli(*arguments, stdin=text)
     assert refused.code == 1
     assert [(row["line"], row["target"]) for row in json.loads(refused.out)] == [(3, "http")]
-    assert "line 1: stays a command: -k turns off" in refused.err
-    assert "line 2: stays a command: Plain http is disabled" in refused.err
+    assert "line 1: -k turns off" in refused.err
+    assert "line 2: Plain http is disabled" in refused.err
     assert "TIMEBELL_COMMAND_ENABLED=true" in refused.err
     monkeypatch.setenv("TIMEBELL_COMMAND_ENABLED", "true")
     done = cli(*arguments, stdin=text)
     assert done.code == 0
+    assert "line 1: stays a command: -k turns off" in done.err
     assert [row["target"] for row in json.loads(done.out)] == ["command", "command", "http"]
 
 

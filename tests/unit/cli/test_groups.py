@@ -11,6 +11,7 @@ import pytest
 from timebell.cli import main
 from timebell.cli.groups import Group
 from timebell.cli.schedule import definition_options
+from timebell.cli.target_options import request_options
 
 calls: list[str] = []
 shop = Group("A shop.")
@@ -88,13 +89,17 @@ def test_interrupted_command_exits_with_130() -> None:
     assert run_shop("shelf", "wait") == 130
 
 
+KEYWORD_OPTIONS = {"definition": definition_options, "request_flags": request_options}
+"""Decorators of the options that a keyword parameter takes, by its name."""
+
+
 def taken_parameters(callback: Any) -> set[str | None]:
-    """Return the names of the parameters of a command; `**definition` takes the options of `definition_options`."""
+    """Return the names of the parameters of a command, with the options that its keyword parameter takes."""
     parameters = inspect.signature(callback).parameters
-    names: set[str | None] = {name for name in parameters if name != "definition"}
-    if "definition" in parameters:
-        assert parameters["definition"].kind is inspect.Parameter.VAR_KEYWORD
-        names |= {each.name for each in click.command("any")(definition_options(lambda: None)).params}
+    names: set[str | None] = {name for name in parameters if name not in KEYWORD_OPTIONS}
+    for name in parameters.keys() & KEYWORD_OPTIONS.keys():
+        assert parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        names |= {each.name for each in click.command("any")(KEYWORD_OPTIONS[name](lambda: None)).params}
     return names
 
 

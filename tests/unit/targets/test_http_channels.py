@@ -15,6 +15,7 @@ import pytest
 from tests.tls import Authority
 from tests.unit.targets.http_servers import ForwardProxy, TokenSink, forward_proxy
 from tests.unit.targets.sink import NOW, SECRET, Run, Sink, deliver_once, local, resolver, sink
+from tests.unit.targets.ssrf import HOSTS
 from timebell.errors import InvalidInput, Refused
 from timebell.targets.address import AddressGuard
 from timebell.targets.base import Delivery, Outcome
@@ -80,8 +81,11 @@ def test_an_alert_of_tls_1_3_is_a_tls_failure(run: Run, delivery: Delivery, auth
 
     def serve(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with suppress(OSError):
-            context.wrap_socket(connection, server_side=True)
+        with connection.dup() as raw, suppress(OSError):  # closing it with unread data would discard the alert
+            with suppress(ssl.SSLError):
+                context.wrap_socket(connection, server_side=True)
+            while raw.recv(4096):
+                pass
 
     async def main() -> Outcome:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -255,3 +259,12 @@ def test_a_token_endpoint_is_reached_through_the_proxy_without_the_client_certif
             assert tokens.certificates == [None]
 
     run(main())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_no_spelling_of_a_private_host_is_accepted_as_proxy_or_token_endpoint(host: str) -> None:
+    target = HttpTarget(SECRET, now=lambda: NOW)
+    auth = {"type": "oauth2", "tokenUrl": f"https://{host}/", "clientId": "a", "clientSecret": "b"}
+    for options in ({"proxy": {"url": f"http://{host}:3128"}}, {"auth": auth}):
+        with pytest.raises((Refused, InvalidInput)):
+            target.check({"url": "https://a.example/", **options})
