@@ -277,6 +277,24 @@ def test_a_missing_table_is_named_with_the_nearest_one(tmp_path: Path, postgres:
         asyncio.run(body())
 
 
+def test_a_missing_outbox_is_to_be_installed(postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows = Rows(url)
+        reader = create_adapter("sql", {"url": url, "table": "duty_schedules", "changes": "outbox"})
+        try:
+            with pytest.raises(SourceFailed, match="has no tables"):
+                await reader.read_page(None, 10)
+            await rows.make()
+            with pytest.raises(SourceFailed, match="trigger install"):
+                await reader.read_changes("[0, 0]", 10)
+        finally:
+            await reader.close()
+
+    _run(body(), postgres, url)
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_source_is_read_again_after_its_server_closed_the_connections(
     kind: str, request: pytest.FixtureRequest
