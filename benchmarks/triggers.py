@@ -166,7 +166,11 @@ async def measure_boards(url: str) -> None:
         variables = json.loads(await reader.readexactly(size))["variables"]
         board = head.split(b" ")[1].decode().strip("/")
         if "ids" in variables:
-            await asyncio.sleep(3600 if board == str(HUNG_BOARD) else BOARD_SECONDS)
+            try:
+                await asyncio.sleep(3600 if board == str(HUNG_BOARD) else BOARD_SECONDS)
+            except asyncio.CancelledError:  # the end of the measurement; asyncio would print it
+                writer.close()
+                return
         date = json.dumps({"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}"})
         item = {"id": "1", "name": "Item", "state": "active", "column_values": [{"id": "due", "value": date}]}
         found = (

@@ -1,9 +1,16 @@
 """Send a push to each assignee 15 minutes before a shift unless checked in, and at its end unless checked out.
 
 The shifts are rows of a PostgreSQL database (`schema.sql`), whose triggers record changes in an outbox (`install.sql`).
-Run it with
+Create both in an empty database, and run the app:
 
-    SHIFTS_DATABASE_URL=postgresql://... timebell dev examples/shift_reminders/app.py
+    export SHIFTS_DATABASE_URL=postgresql://...
+    psql $SHIFTS_DATABASE_URL -f examples/shift_reminders/schema.sql -f examples/shift_reminders/install.sql
+    timebell dev examples/shift_reminders/app.py
+
+Then insert a shift that starts in 15 minutes and some seconds:
+
+    psql $SHIFTS_DATABASE_URL -c "INSERT INTO duty_schedules (title, assigned_user_id, start_at, end_at) VALUES
+        ('Night', 'ana', now() + interval '15 min 20 s', now() + interval '8 h')"
 
 Pushes are sent to SEND_PUSH_URL as {user_id, title, body, data, notification_id}; without it they are printed.
 """

@@ -277,6 +277,49 @@ def test_a_missing_table_is_named_with_the_nearest_one(tmp_path: Path, postgres:
         asyncio.run(body())
 
 
+def test_a_table_with_a_range_of_times_is_refused_and_a_query_of_its_ends_is_read(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.write("CREATE TABLE bookings (id integer PRIMARY KEY, at tstzrange)")
+        await rows.write("INSERT INTO bookings VALUES (1, '[2027-03-01 09:00+00,2027-03-05 18:00+00)')")
+        with pytest.raises(InvalidInput, match="tstzrange") as refused:
+            await app.triggers.put_source("bookings", "sql", {"url": url, "table": "bookings"})
+        ends = refused.value.fix.partition(": ")[2]
+        options = {"url": url, "query": f"{ends} FROM bookings"}
+        await app.triggers.put_source("bookings", "sql", options)
+        await app.close()
+        reader = create_adapter("sql", options)
+        try:
+            (row,) = (await reader.read_page(None, 10)).rows.values()
+        finally:
+            await reader.close()
+        assert row == {"id": 1, "start": "2027-03-01T09:00:00+00:00", "end": "2027-03-05T18:00:00+00:00"}
+
+    _run(body(), postgres, url)
+
+
+def test_a_missing_outbox_is_to_be_installed(postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows = Rows(url)
+        reader = create_adapter("sql", {"url": url, "table": "duty_schedules", "changes": "outbox"})
+        try:
+            with pytest.raises(SourceFailed, match="has no tables"):
+                await reader.read_page(None, 10)
+            await rows.make()
+            with pytest.raises(SourceFailed, match="trigger install"):
+                await reader.read_changes("[0, 0]", 10)
+        finally:
+            await reader.close()
+
+    _run(body(), postgres, url)
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_source_is_read_again_after_its_server_closed_the_connections(
     kind: str, request: pytest.FixtureRequest

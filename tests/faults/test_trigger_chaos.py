@@ -153,7 +153,6 @@ class Nodes:
         self._folder = folder
         self._environment = {
             **os.environ, "TIMEBELL_DATABASE_URL": url, "FIRED": str(folder / "fired"),
-            "TIMEBELL_SCHEDULER_HEARTBEAT": "1", "TIMEBELL_SCHEDULER_LEASE": "6",
         }  # fmt: skip
         self.processes: list[subprocess.Popen[bytes]] = []
         self.killed: list[int] = []

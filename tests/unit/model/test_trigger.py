@@ -381,6 +381,12 @@ def test_zone_in_a_value_applies_to_its_offsets_before_all_others() -> None:
     assert rule.desired_firings({"at": "2027-03-14T20:00[Mars/Base]"}).column_status is ColumnStatus.UNREADABLE
 
 
+def test_local_time_without_a_zone_says_so() -> None:
+    rule = TriggerRule(column="at")
+    assert "is a local time, and no time zone is specified" in rule.describe_unreadable({"at": "2027-03-14T20:00"})
+    assert rule.describe_unreadable({"at": "soon"}) == "at: 'soon'"
+
+
 def test_time_of_day_requires_a_zone() -> None:
     with pytest.raises(InvalidInput, match="-3d@09:00") as refused:
         TriggerRule(column="at", offsets=parse_offsets(["0", "-3d@09:00"]))

@@ -146,8 +146,10 @@ def item(name: str, key: str, output: str | None) -> None:
     line(f"{record['key']}  {'deleted' if record['fields'] is None else record['fields']}")
     if record["problem"]:
         line(f"  rejected: {record['problem']}")
+    ended = {job["id"] for job in record["jobs"] if job["completedAt"] is not None}
     for firing in record["firings"]:
-        line(f"  {' '.join(filter(None, (firing['offset'], firing['recipient'])))}: {_describe_firing(firing)}")
+        if firing["jobId"] not in ended:
+            line(f"  {' '.join(filter(None, (firing['offset'], firing['recipient'])))}: {_describe_firing(firing)}")
     for job in record["jobs"]:
         reason = f" ({job['reason']})" if job["reason"] else ""
         line(f"  job {job['id']} for {job['scheduledAt']}: {job['status']}{reason}")

@@ -166,6 +166,8 @@ class TriggerRule:
         timezone = self._find_zone(value, fields)
         if self.zone_column is not None and timezone is None:
             return f"{self.zone_column}: {lookup_path(fields, self.zone_column)!r:.200} is not a time zone"
+        if timezone is None and parse_column_instant(value, "UTC") != parse_column_instant(value, None):
+            return f"{self.column}: {value!r:.200} is a local time, and no time zone is specified"
         is_readable = parse_column_instant(value, timezone) is not None
         column = self.recipients if is_readable and self.recipients is not None else self.column
         return f"{column}: {lookup_path(fields, column)!r:.200}"

@@ -17,6 +17,7 @@ import asyncpg
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from timebell.features.triggers.sources.base import InvalidSourceQuery
 from timebell.store.dialects.postgres import store as postgres
 from timebell.store.dialects.postgres.server import PostgresServer
 
@@ -66,6 +67,11 @@ class PostgresDatabase:
                 yield driver
             except asyncpg.PostgresError:
                 raise
+            except asyncpg.UnsupportedClientFeatureError as error:  # a range of times, because times are read as text
+                raise InvalidSourceQuery(
+                    f"A column cannot be read: {error}",
+                    fix='Use a query with the ends of the range: SELECT id, lower(at) AS start, upper(at) AS "end"',
+                ) from error
             except BaseException:
                 await connection.invalidate()
                 raise

@@ -37,6 +37,7 @@ CHANNEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 OPTIONS = (
     "url", "table", "query", "key", "changes", "cursor", "channel", "everySeconds", "sweepEverySeconds", "joined",
 )  # fmt: skip
+INSTALL_FIX = "Create the outbox: timebell trigger install SOURCE --database-url URL."
 CHANGE_MODES = ("compare", "cursor", "outbox")
 DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 240.0
 STATEMENT_TIMEOUT_SECONDS = 20.0
@@ -305,7 +306,8 @@ class SqlTable:
         except (SQLAlchemyError, sqlite3.Error, *READ_ERRORS) as error:
             failed = _source_failed(error)
             if self.table is not None and MISSING_TABLE.search(failed.message) is not None:
-                failed.fix = await self._suggest_table(self.table)
+                is_outbox = outbox.OUTBOX_TABLE in failed.message
+                failed.fix = INSTALL_FIX if is_outbox else await self._suggest_table(self.table)
             raise failed from error
 
     async def _suggest_table(self, table: str) -> str:
@@ -383,6 +385,8 @@ def _check_table(value: Any) -> str:
 
 
 def _nearest(name: str, names: Sequence[str], kind: str = "columns") -> str:
+    if not names:
+        return f"The database has no {kind} that its user may read."
     close = difflib.get_close_matches(name.lower(), names, 1, 0.5)
     return f"Did you mean {close[0]}?" if close else f"The {kind} are {', '.join(names[:20])}."
 

@@ -17,7 +17,7 @@ def to_json_value(value: Any) -> Any:
     """Return a column value as JSON that the store accepts.
 
     Values that JSON cannot represent, such as NaN, are null. Text that is a JSON list is a list, because SQLite has no
-    list type. A binary value is its hexadecimal text. A range is a mapping of `from` and `to`.
+    list type. A binary value is its hexadecimal text.
     """
     match value:
         case None | bool():
@@ -39,8 +39,6 @@ def to_json_value(value: Any) -> Any:
             return {_replace_nul(str(name)): to_json_value(element) for name, element in value.items()}
         case bytes() | bytearray() | memoryview():
             return bytes(value).hex() if len(value) <= MAX_BINARY_BYTES else None
-    if hasattr(value, "lower_inc"):  # asyncpg.Range, without an import of the driver
-        return {"from": to_json_value(value.lower), "to": to_json_value(value.upper)}
     return str(value)
 
 
