@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+import uvloop
 
 from timebell.errors import StoreUnreachable
 from timebell.store.dialects.postgres.server import PostgresServer
@@ -94,3 +100,24 @@ def test_a_probe_ignores_connections_that_were_closed_meanwhile(postgres_url: st
         assert await server.probe([connection]) is None
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_that_is_lost_as_it_is_opened_is_an_error_of_the_connection(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, run: Callable[..., None]
+) -> None:
+    connect = asyncpg.connect
+
+    async def connect_and_lose(*args: Any, **options: Any) -> Any:
+        connection = await connect(*args, **options)
+        connection.terminate()
+        await asyncio.sleep(0)
+        return connection
+
+    async def body() -> None:
+        with pytest.raises(asyncpg.InterfaceError):
+            await PostgresServer(postgres_url).connect()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncpg, "connect", connect_and_lose)
+        run(body())

@@ -211,10 +211,11 @@ def _set_keepalive(connection: asyncpg.Connection[Any]) -> None:
     connected = None if transport is None else transport.get_extra_info("socket")
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE_OPTIONS.items():
-        if hasattr(socket, name):  # not on every system
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    with suppress(OSError, ValueError):  # closed meanwhile, as the next statement reports; ValueError is uvloop's
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE_OPTIONS.items():
+            if hasattr(socket, name):  # not on every system
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _dsn(url: URL, host: str, port: int) -> str:
