@@ -47,7 +47,7 @@ def claim_for_worker(
     The row of the worker is locked first, so a repeated claim returns what the first one got. A worker that drains,
     or whose row was removed, gets nothing.
     """
-    announced = workers.lock_claim(tx, worker_id, claim_id)
+    announced = workers.find_claim(tx, worker_id, claim_id, lock=True)
     if announced is not None and announced.repeated is not None:
         return RemoteClaim(announced.repeated, is_repeated=True)
     if announced is None or announced.draining:
