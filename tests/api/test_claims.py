@@ -271,6 +271,7 @@ async def test_nodes_show_workers_of_the_own_tenant_and_drain_them(make: Make) -
         ({"worker": "w", "topics": ["a"], "waitSeconds": 31}, 422, "INVALID_FIELDS"),
         ({"worker": "w", "topics": ["a"], "max": 501}, 422, "INVALID_FIELDS"),
         ({"topics": ["a"]}, 422, "INVALID_FIELDS"),
+        ({"worker": "w", "topics": ["a"], "claimId": "a b"}, 422, "INVALID_FIELDS"),
         ({"worker": "w", "topic": ["a"]}, 422, "UNKNOWN_FIELD"),
     ],
 )

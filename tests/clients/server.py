@@ -120,9 +120,11 @@ def running(command: list[str], log: Path, **environment: str) -> Iterator[subpr
         process.wait(TIMEOUT_SECONDS)
 
 
-def wait_until(condition: Callable[[], Any], describe: Callable[[], str] = str) -> Any:
+def wait_until(
+    condition: Callable[[], Any], describe: Callable[[], str] = str, seconds: float = TIMEOUT_SECONDS
+) -> Any:
     """Wait until a condition is true, and return its value."""
-    end = time.monotonic() + TIMEOUT_SECONDS
+    end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, describe()
         time.sleep(0.05)

@@ -112,14 +112,20 @@ def test_no_job_is_lost_by_kills_of_node_and_worker(server: Server, tmp_path: Pa
     def runs() -> list[str]:
         return file.read_text().split()
 
+    def wait_for(count: int) -> None:
+        def describe() -> str:
+            return f"{len(set(runs()))} of {count}\n{log.read_text()[-2000:]}"
+
+        wait_until(lambda: len(set(runs())) >= count, describe, TIMEOUT_SECONDS + JOB_COUNT / 20)
+
     with running(command, log, **environment(server)) as worker:
-        wait_until(lambda: len(runs()) >= JOB_COUNT // 5, lambda: f"{len(runs())} {log.read_text()[-2000:]}")
+        wait_for(JOB_COUNT // 5)
         worker.kill()
     with running(command, log, **environment(server)) as worker:
-        wait_until(lambda: len(runs()) >= JOB_COUNT // 2, lambda: f"{len(runs())} {log.read_text()[-2000:]}")
+        wait_for(JOB_COUNT // 2)
         server.kill()
         server.start()
-        wait_until(lambda: len(set(runs())) >= JOB_COUNT, lambda: f"{len(set(runs()))} {log.read_text()[-2000:]}")
+        wait_for(JOB_COUNT)
         wait_until(lambda: not server.request("GET", "/jobs?status=active&limit=1")["items"])
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(TIMEOUT_SECONDS) == 0

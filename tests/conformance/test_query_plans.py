@@ -156,7 +156,7 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         "count_in_flight": lambda tx: tx.run_sql(queue_limits.COUNT_IN_FLIGHT, queue="queue1"),
         "count_in_flight_by_group": lambda tx: tx.run_sql(queue_limits.COUNT_IN_FLIGHT_BY_GROUP, queue="queue1"),
         "stuck_groups": lambda tx: tx.run_sql(groups.STUCK_GROUPS, queue="queue1"),
-        "list_unhandled": lambda tx: unhandled_topics._list_unhandled(tx, lane, ALL_ROUTES, at),
+        "list_unhandled": lambda tx: unhandled_topics._list_unhandled(tx, lane, ALL_ROUTES, (), at),
         "release_handled": lambda tx: unhandled_topics.release_handled(tx, ALL_ROUTES),
         "repair_holds": repair.repair_holds,
         "repair_missing_next": lambda tx: repair.repair_missing_next(tx, at, at, BATCH),

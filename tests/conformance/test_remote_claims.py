@@ -36,7 +36,7 @@ async def claim(
     await store.run(workers.announce, claimant, claim_id)
     return await store.run(
         remote_claims.claim_for_worker, claimant.id, claim_id,
-        lambda attempt: attempt.started_at + timedelta(seconds=lease), _claim, (claimant, limit),
+        lambda attempt: attempt.started_at + timedelta(seconds=lease), _claim, (claimant, limit), {},
     )  # fmt: skip
 
 

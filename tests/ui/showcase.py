@@ -22,7 +22,7 @@ from timebell.model.billing_months import billing_month
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.routes import Routes
 from timebell.store import schema
-from timebell.store.cluster import nodes, operations
+from timebell.store.cluster import nodes, operations, workers
 from timebell.store.schema import months
 from timebell.store.transaction import Transaction
 
@@ -137,7 +137,7 @@ def _finished_job(
 
 
 def _create_nodes(tx: Transaction, now: datetime) -> None:
-    """Write four nodes, one with older zone data and one that drains, and a period without a leader."""
+    """Write four nodes, one with older zone data and one that drains, two workers, and a period without a leader."""
     began, ids = now - 6 * DAY, [new_id(now - 6 * DAY + n * MINUTE) for n in range(4)]
     states = (  # name, tzdata, running jobs, clock offset in ms
         ("node-a", "2026f", 6, 4),
@@ -160,6 +160,11 @@ def _create_nodes(tx: Transaction, now: datetime) -> None:
             clock_ahead=ahead,
         ))  # fmt: skip
     nodes.request_drain(tx, ids[3])
+    for name, topics, queues in (("mail-7f3a-412", ("mail.",), None), ("reports-1", (), ("reports", "exports"))):
+        routes = Routes(prefixes=frozenset(topics), all_topics=not topics, tenant_id="default")
+        id_ = workers.worker_id("default", name)
+        workers.announce(tx, workers.RemoteWorker(id_, name, routes, queues, 20, began, now), None)
+    workers.request_drain(tx, id_)
 
 
 def _create_operations(tx: Transaction, now: datetime) -> None:

@@ -66,7 +66,7 @@ class ClaimIn(RequestBody):
     lease_seconds: Lease = DEFAULT_LEASE_SECONDS
     claim_id: Annotated[
         str | None,
-        Field(min_length=1, max_length=100, description="New for each claim: repeating the last one returns its jobs."),
+        Field(pattern="^[!-~]{1,100}$", description="New for each claim: repeating the last one returns its jobs."),
     ] = None
 
     @model_validator(mode="after")
@@ -226,7 +226,7 @@ def _tenant(ctx: RequestContext) -> str | None:
 
 
 def _worker(ctx: RequestContext, body: ClaimIn) -> RemoteWorker:
-    """Return the worker that sends a claim. Raises InvalidInput (INVALID_TOPIC, INVALID_TEXT)."""
+    """Return the worker that sends a claim. Raises InvalidInput (INVALID_TOPIC, INVALID_NAME, INVALID_QUEUE)."""
     tenant_id, topics = _tenant(ctx), [check_pattern(topic) for topic in body.topics]
     claimed = Routes(
         frozenset(topic for topic in topics if not topic.endswith("*")),
@@ -234,8 +234,8 @@ def _worker(ctx: RequestContext, body: ClaimIn) -> RemoteWorker:
         "*" in topics or not topics,
         tenant_id=tenant_id,
     )
-    name = check_text(body.worker, "worker")
-    queues = tuple(sorted({check_text(queue, "queues") for queue in body.queues})) or None
+    name = check_text(body.worker, "name")
+    queues = tuple(sorted({check_text(queue, "queue") for queue in body.queues})) or None
     return RemoteWorker(worker_id(tenant_id, name), name, claimed, queues, body.max, ctx.now, ctx.now)
 
 

@@ -15,7 +15,6 @@ from timebell.store.jobs import queue_limits
 from timebell.store.schedules import queries
 from timebell.store.tenancy import tenant_limits
 from timebell.store.tenancy.tenant_limits import AdmittedClaim
-from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.worker")
 
@@ -23,8 +22,9 @@ log = logging.getLogger("timebell.worker")
 class ClaimOperation(NamedTuple):
     """A store operation that claims jobs; `single`: it is one statement, which needs no transaction."""
 
-    operation: Callable[..., AdmittedClaim]
+    operation: Callable[..., list[Attempt] | AdmittedClaim]
     args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     single: bool
 
 
@@ -70,12 +70,12 @@ class LaneClaims:
         if node.limited_tenants:
             claim = queue_limits.claim_limited if lane.has_limits else queue_limits.claim_fair_shares
             within = (node.limited_tenants, now, claim, *args, tenants)
-            return ClaimOperation(tenant_limits.claim_within_limits, within, single=False)
+            return ClaimOperation(tenant_limits.claim_within_limits, within, {}, single=False)
         if lane.has_limits:
-            return ClaimOperation(_admit_all, (queue_limits.claim_limited, *args, tenants), single=False)
+            return ClaimOperation(queue_limits.claim_limited, (*args, tenants), {}, single=False)
         if tenants:
-            return ClaimOperation(_admit_all, (queue_limits.claim_fair_shares, *args, tenants), single=False)
-        return ClaimOperation(_claim_batch, (*args, recheck_queue), single=True)
+            return ClaimOperation(queue_limits.claim_fair_shares, (*args, tenants), {}, single=False)
+        return ClaimOperation(job_claim.claim_batch, args, {"recheck_queue": recheck_queue}, single=True)
 
     async def _next_tenants(self, lane: job_claim.QueueLane, routes: Routes, limit: int) -> list[str]:
         """Return the tenants that share a late lane, in serving order; empty if the lane needs no fair sharing."""
@@ -112,20 +112,3 @@ class LaneClaims:
                 cache.update({key: CachedRevision(*row) for key, row in rows.items()})
             except Exception:  # the jobs are claimed, so they run anyway, without `upcoming`
                 log.exception("could not load the schedules of %d jobs", len(attempts))
-
-
-def _admit_all(tx: Transaction, claim: Callable[..., list[Attempt]], *args: Any) -> AdmittedClaim:
-    return AdmittedClaim(claim(tx, *args), 0)
-
-
-def _claim_batch(
-    tx: Transaction,
-    lane: job_claim.QueueLane,
-    routes: Routes,
-    claimant: str,
-    limit: int,
-    now: datetime,
-    recheck_queue: bool,
-) -> AdmittedClaim:
-    attempts = job_claim.claim_batch(tx, lane, routes, claimant, limit, now, recheck_queue=recheck_queue)
-    return AdmittedClaim(attempts, 0)

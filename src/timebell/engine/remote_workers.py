@@ -27,6 +27,7 @@ from timebell.store.jobs.external_reports import ReportedJob
 from timebell.store.jobs.remote_claims import RemoteClaim, Renewal, Renewed
 from timebell.targets.base import Delivery, Outcome
 
+MAX_ANNOUNCED_WORKERS = 10_000
 KIND = "worker"
 """The kind of these deliveries in the metrics, beside the kinds of targets."""
 
@@ -66,15 +67,14 @@ class RemoteWorkers:
         self.deliverer = Deliverer(node)
         self.completions = Completions(node)
         self.pre_delivery_check = PreDeliveryCheck(node)
+        self._announced: dict[str, tuple[object, float]] = {}
+        """The topics of workers, and when they were announced last (monotonic seconds), by worker id."""
 
     async def claim(
         self, request: ClaimRequest, disconnected: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> ClaimAnswer:
         """Claim due jobs; without any, wait for them, at most until `disconnected` returns. Raises StoreError."""
-        store = self.node.store
-        announced = await store.run(workers.announce, request.worker, request.claim_id)
-        if announced.is_changed:
-            await store.run(unhandled_topics.release_handled, Routes(), [request.worker])
+        announced = await self._announce(request)
         if announced.repeated is not None:
             claimed = RemoteClaim(announced.repeated, is_repeated=True)
         elif announced.draining or self.node.stopping:
@@ -132,6 +132,23 @@ class RemoteWorkers:
         """Stop, and release all resources."""
         await self.waiting_claims.close()
         await self.pre_delivery_check.close()
+
+    async def _announce(self, request: ClaimRequest) -> workers.Announcement:
+        """Announce a worker, at most once per heartbeat, because that is a write; return the state of its row."""
+        store, worker, now = self.node.store, request.worker, self.node.clock.monotonic()
+        topics = worker.routes, worker.queues
+        known = self._announced.get(worker.id)
+        if known is not None and known[0] == topics and now - known[1] < self.node.options.heartbeat:
+            announced = await store.run_autocommit(workers.find_claim, worker.id, request.claim_id)
+            if announced is not None:
+                return announced
+        if len(self._announced) > MAX_ANNOUNCED_WORKERS:
+            self._announced.clear()
+        announced = await store.run(workers.announce, worker, request.claim_id)
+        self._announced[worker.id] = topics, now
+        if announced.is_changed:
+            await store.run(unhandled_topics.release_handled, Routes(), [worker])
+        return announced
 
     async def _start(self, request: ClaimRequest, claimed: RemoteClaim) -> list[ClaimedJob]:
         """Check claimed attempts as before each delivery, and build the deliveries of those that may start."""

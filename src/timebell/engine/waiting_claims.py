@@ -190,7 +190,8 @@ class WaitingClaims:
         claim = await self.lane_claims.choose(lane, worker.routes, worker.id, request.limit, recheck_queue=False)
         claimed = await node.store.run(
             remote_claims.claim_for_worker, worker.id, request.claim_id,
-            lambda attempt: lease_end(node, attempt, attempt.started_at, request.lease), claim.operation, claim.args,
+            lambda attempt: lease_end(node, attempt, attempt.started_at, request.lease),
+            claim.operation, claim.args, claim.kwargs,
         )  # fmt: skip
         if claimed.attempts or claimed.is_repeated:
             _answer(waiting, claimed)

@@ -32,6 +32,7 @@ from timebell.model.routes import Routes, named_target_route
 from timebell.store.jobs import claim as job_claim
 from timebell.store.jobs import start_on_insert
 from timebell.store.tenancy import tenant_limits
+from timebell.store.tenancy.tenant_limits import AdmittedClaim
 
 log = logging.getLogger("timebell.worker")
 
@@ -240,7 +241,7 @@ class Worker:
         claim = await lane_claims.choose(lane, pool.routes, node.id, limit, recheck_queue=recheck_queue)
         sent_at = node.clock.monotonic()
         run = store.run_autocommit if claim.single else store.run
-        attempts, returned = await run(claim.operation, *claim.args)
+        attempts, returned = AdmittedClaim.of(await run(claim.operation, *claim.args, **claim.kwargs))
         await lane_claims.cache_revisions(attempts)
         return ClaimResult(attempts, returned, sent_at + node.options.lease)
 

@@ -84,10 +84,13 @@ def announce(tx: Transaction, worker: RemoteWorker, claim_id: str | None) -> Ann
     return Announcement(bool(row.draining), row.routes != routes, _find_repeated(tx, worker.id, row, claim_id))
 
 
-def lock_claim(tx: Transaction, id_: str, claim_id: str | None) -> Announcement | None:
-    """Lock the row of a worker before its claim, so that a repeated claim waits for it; None without a row."""
+def find_claim(tx: Transaction, id_: str, claim_id: str | None, *, lock: bool = False) -> Announcement | None:
+    """Return the state of the row of a worker; None without a row.
+
+    With `lock`, the row stays locked until the transaction ends, so that a repeated claim waits for the first one.
+    """
     query = select(workers.c.draining, workers.c.claim_id, workers.c.claimed).where(workers.c.id == id_)
-    row = tx.execute(query.with_for_update()).first()
+    row = tx.execute(query.with_for_update() if lock else query).first()
     return None if row is None else Announcement(bool(row.draining), False, _find_repeated(tx, id_, row, claim_id))
 
 

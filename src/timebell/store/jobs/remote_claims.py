@@ -39,20 +39,21 @@ def claim_for_worker(
     worker_id: str,
     claim_id: str | None,
     lease_end: Callable[[Attempt], datetime],
-    claim: Callable[..., AdmittedClaim],
+    claim: Callable[..., list[Attempt] | AdmittedClaim],
     args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> RemoteClaim:
-    """Call `claim` with `args`, and dispatch the attempts to a remote worker until their `lease_end`.
+    """Call `claim` with these arguments, and dispatch the attempts to a remote worker until their `lease_end`.
 
     The row of the worker is locked first, so a repeated claim returns what the first one got. A worker that drains,
     or whose row was removed, gets nothing.
     """
-    announced = workers.lock_claim(tx, worker_id, claim_id)
+    announced = workers.find_claim(tx, worker_id, claim_id, lock=True)
     if announced is not None and announced.repeated is not None:
         return RemoteClaim(announced.repeated, is_repeated=True)
     if announced is None or announced.draining:
         return RemoteClaim([])
-    attempts, returned = claim(tx, *args)
+    attempts, returned = AdmittedClaim.of(claim(tx, *args, **kwargs))
     if attempts:
         dispatched = [
             Completion(each.id, each.number, JobState.DISPATCHED, each.started_at, run_at=lease_end(each))

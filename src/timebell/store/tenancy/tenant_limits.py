@@ -36,6 +36,11 @@ class AdmittedClaim(NamedTuple):
     attempts: list[Attempt]
     requeued: int
 
+    @classmethod
+    def of(cls, claimed: list[Attempt] | AdmittedClaim) -> AdmittedClaim:
+        """Return the result of any claim in this form: without limits, all attempts are admitted."""
+        return claimed if isinstance(claimed, AdmittedClaim) else cls(claimed, 0)
+
 
 def list_limited_tenants(tx: Transaction) -> frozenset[str]:
     """Return the ids of tenants with a limit on concurrent jobs or starts."""
