@@ -159,7 +159,9 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
 
 
 _SOURCE_IS_FAILING = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")
-_CLAIMABLE = text("state = 'pending' AND hold IS NULL")
+CLAIMABLE = "state = 'pending' AND hold IS NULL"
+"""The condition of the index of claimable jobs."""
+_CLAIMABLE = text(CLAIMABLE)
 NOT_RUNNING = "state <> 'running'"
 """The condition of the indexes for listing live jobs. Running jobs are excluded, so a claim does not add entries."""
 _NOT_RUNNING = text(NOT_RUNNING)
@@ -169,7 +171,7 @@ _HAS_OWNER = text("owner_id IS NOT NULL")
 _HAS_KEY = text("key IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
 _MISSED = text("state = 'skipped' AND reason IN ('missed', 'expired')")
-_CLAIMABLE_SHARED = text("state = 'pending' AND hold IS NULL AND shared")
+_CLAIMABLE_SHARED = text(f"{CLAIMABLE} AND shared")
 _HELD_FOR_GROUP = text("hold = 'group'")
 _HELD_FOR_TENANT = text("hold = 'tenant'")
 _PENDING_LOCAL_TIME = text("local_time IS NOT NULL AND state = 'pending'")

@@ -152,7 +152,6 @@ def _field_values(new_jobs: Sequence[NewJob] | UniformJobs, field: str) -> list[
     return new_jobs.varying.get(field) or [getattr(new_jobs.template, field)]
 
 
-CLAIMABLE = "state = 'pending' AND hold IS NULL"
 FAIR_SHARING_AFTER = timedelta(seconds=0.5)
 """The lateness of a lane from which on its tenants share it fairly."""
 

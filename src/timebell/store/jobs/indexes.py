@@ -14,8 +14,7 @@ from sqlalchemy import BindParameter, Select, bindparam, select, text, true
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from timebell.store.jobs.claim import CLAIMABLE
-from timebell.store.schema import NOT_RUNNING, jobs
+from timebell.store.schema import CLAIMABLE, NOT_RUNNING, jobs
 
 NOT_RUNNING_CLAUSE, RUNNING_CLAUSE = (
     text(NOT_RUNNING),

@@ -17,9 +17,9 @@ from timebell.model.routes import ALL_ROUTES, COMPLETE_UNHANDLED_JSON, Routes
 from timebell.store.cluster.workers import RemoteWorker
 from timebell.store.dialects.operations import Lane
 from timebell.store.jobs import groups
-from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
+from timebell.store.jobs.claim import fetch_lane_rows
 from timebell.store.jobs.serial import complete_serial
-from timebell.store.schema import jobs
+from timebell.store.schema import CLAIMABLE, jobs
 from timebell.store.transaction import JOBS, Row, Transaction
 
 NO_HANDLERS_RESULT = '{"listeners":0}'
