@@ -7,10 +7,10 @@ unreadable value of its row, and not an error of the driver that hides all rows 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import date, datetime
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import asyncpg
@@ -23,6 +23,11 @@ from timebell.store.dialects.postgres.server import PostgresServer
 
 SESSION_SETTINGS = {**postgres.SESSION_SETTINGS, "DateStyle": "ISO", "TimeZone": "UTC"}
 PROBE_TIMEOUT_SECONDS = 2.0
+SESSION_ENDED = (
+    asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.PostgresConnectionError,
+    asyncpg.InternalClientError,
+)  # fmt: skip
+R = TypeVar("R")
 
 
 class PostgresDatabase:
@@ -35,18 +40,37 @@ class PostgresDatabase:
 
     async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Return the rows of a query with `:name` parameters, or only the first one."""
-        async with self._connect() as driver:
-            compiled = text(query).compile(dialect=self._open_engine().dialect)
-            arguments = [parameters[name] for name in compiled.positiontup or ()]
+        compiled = text(query).compile(dialect=self._open_engine().dialect)
+        arguments = [parameters[name] for name in compiled.positiontup or ()]
+
+        async def read(driver: Any) -> list[dict[str, Any]]:
             if first:
                 row = await driver.fetchrow(compiled.string, *arguments)
                 return [] if row is None else [dict(row)]
             return [dict(row) for row in await driver.fetch(compiled.string, *arguments)]
 
+        return await self._read(read)
+
     async def list_columns(self, query: str) -> list[str]:
         """Return the columns of a query without parameters."""
-        async with self._connect() as driver:
+
+        async def read(driver: Any) -> list[str]:
             return [column.name for column in (await driver.prepare(query)).get_attributes()]
+
+        return await self._read(read)
+
+    async def _read(self, read: Callable[[Any], Awaitable[R]]) -> R:
+        """Read with a connection of the pool, and once more with a new pool if the server had ended the session.
+
+        The driver notices this only when it has read the server's last message and the end of the stream.
+        """
+        try:
+            async with self._connect() as driver:
+                return await read(driver)
+        except SESSION_ENDED:
+            await self.close()
+            async with self._connect() as driver:
+                return await read(driver)
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
@@ -65,6 +89,9 @@ class PostgresDatabase:
                     await _read_times_as_text(driver)
                     self._configured.add(driver)
                 yield driver
+            except SESSION_ENDED:
+                await connection.invalidate()
+                raise
             except asyncpg.PostgresError:
                 raise
             except asyncpg.UnsupportedClientFeatureError as error:  # a range of times, because times are read as text
