@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-import asyncpg
 from sqlalchemy import URL, Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -254,6 +253,8 @@ async def _run_on_connection(url: str, function: Callable[[Connection], R], begi
         return await asyncio.to_thread(_run_on_sqlite, url, function, begin)
     if _backend(url) == "mysql":
         return await asyncio.to_thread(_run_on_mariadb, url, function)
+    import asyncpg  # only programs that use PostgreSQL load it
+
     from timebell.store.dialects.postgres import store as postgres
     from timebell.store.dialects.postgres.server import PostgresServer
 

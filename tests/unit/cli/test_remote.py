@@ -321,19 +321,19 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def test_flags_describe_the_request_of_a_target(remote: Cli, receiver: Receiver) -> None:
-    assert remote("secret", "set", "token", stdin="sesame-open\n").code == 0
+    assert remote("secret", "set", "pass", stdin="sesame-open\n").code == 0
     url = receiver.url(202)
     created = remote(
         "target", "create", "crm", url, "--method", "put", "--query", "topic={{topic}}", "--text", "a {{payload.b}}",
         "--content-type", "text/x-own", "--unsigned", "--timeout", "10m", "--success", "202,4xx", "--contains",
-        "thanks", "--follow-redirects", "--basic", "app=token", "--concurrency", "2", "--rate", "10/1m", "-o", "json",
+        "thanks", "--follow-redirects", "--basic", "app=pass", "--concurrency", "2", "--rate", "10/1m", "-o", "json",
     )  # fmt: skip
     assert created.code == 0, created.err
     assert json.loads(created.out)["options"] == {
         "url": url, "method": "PUT", "query": {"topic": "{{topic}}"}, "body": "text", "template": "a {{payload.b}}",
         "contentType": "text/x-own", "signed": False, "timeout": "10m", "success": [202, "4xx"],
         "expect": {"contains": "thanks"}, "followRedirects": True, "concurrency": 2, "rate": 10, "perSeconds": 60.0,
-        "auth": {"type": "basic", "username": "app", "password": {"secret": "token"}},
+        "auth": {"type": "basic", "username": "app", "password": {"secret": "pass"}},
     }  # fmt: skip
     tried = remote("target", "test", "crm", "--payload", '{"b": "c"}')
     assert tried.code == 0, tried.out
@@ -345,6 +345,8 @@ def test_flags_describe_the_request_of_a_target(remote: Cli, receiver: Receiver)
     assert (failed.code, "INVALID_BODY" in failed.out) == (1, True)
     assert remote("target", "create", "x", url, "--rate", "often").code == 2
     assert remote("target", "create", "x", url, "--method", "FETCH").code == 2
+    assert remote("target", "delete", "crm", "--yes").code == 0
+    assert remote("secret", "delete", "pass", "--yes").code == 0
 
 
 def test_target_is_created_tested_and_rotated(remote: Cli, receiver: Receiver) -> None:
