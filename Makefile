@@ -46,7 +46,7 @@ run: $(VENV)/.run ## install into .venv and start the demo: real jobs within sec
 	$(BIN)/timebell dev examples/quickstart.py
 
 test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, and run them
-	$(BIN)/python -m pytest $(BESIDE)
+	$(BIN)/python -m pytest $(BESIDE) $(if $(SLOW_TENTH),--slow-tenth $(SLOW_TENTH))
 
 test-all: $(VENV)/.dev ## also the soaks, full sweeps, ten-million-row tables and all mutants
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"

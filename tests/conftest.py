@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,30 @@ SLOW_FILES = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests of SLOW_FILES first, in its order, and keep the order of the rest."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which each CI run executes other slow tests."""
+    parser.addoption(
+        "--slow-tenth", metavar="SEED", help="also run a tenth of the slow tests, chosen by SEED; soaks are left out"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Include slow tests in the selection if a tenth of them is requested."""
+    if config.getoption("--slow-tenth"):
+        config.option.markexpr = "not soak"
+
+
+def is_in_tenth(name: str, seed: str) -> bool:
+    """Return whether a test is in the tenth of all tests that `seed` chooses."""
+    return zlib.crc32(f"{seed} {name}".encode()) % 10 == 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Remove slow tests outside the requested tenth; sort tests of SLOW_FILES first and keep the order of the rest."""
+    if seed := config.getoption("--slow-tenth"):
+        omitted = {item for item in items if "slow" in item.keywords and not is_in_tenth(item.nodeid, seed)}
+        config.hook.pytest_deselected(items=list(omitted))
+        items[:] = [item for item in items if item not in omitted]
     items.sort(
         key=lambda item: next((at for at, part in enumerate(SLOW_FILES) if part in item.path.parts), len(SLOW_FILES))
     )

@@ -7,6 +7,6 @@ import pytest
 from benchmarks import campaigns
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_five_process_kills_cause_no_duplicate_message() -> None:
     assert campaigns.main(["--devices", "200000", "--kills", "5", "--stores", "sqlite"]) == 0

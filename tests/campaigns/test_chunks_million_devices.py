@@ -24,7 +24,7 @@ from timebell.store.transaction import Transaction
 MILLION = 1_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_campaign_reaches_each_of_a_million_devices_once(store_url: str) -> None:
     async def walk() -> None:
         app = Timebell(store_url, timezone="UTC")

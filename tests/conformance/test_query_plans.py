@@ -401,7 +401,7 @@ def test_a_hot_statement_uses_an_index(few_rows: str, name: str) -> None:
     _check(few_rows, name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MOST_BUFFERS)
 def test_a_hot_statement_uses_an_index_at_ten_million_jobs(many_rows: str, name: str) -> None:
     _check(many_rows, name)

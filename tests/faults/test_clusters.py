@@ -40,22 +40,22 @@ def judge_events(cluster: type[Any], events: Mapping[str, Callable[[Any], None]]
         pytest.skip(str(missing))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ten_failovers_of_patroni_lose_and_repeat_nothing() -> None:
     assert_nothing_was_lost(judge_events(patroni.PatroniCluster, patroni.EVENTS, patroni.TEN_EVENTS))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ten_failures_of_the_writer_of_a_galera_cluster_lose_and_repeat_nothing() -> None:
     assert_nothing_was_lost(judge_events(galera.GaleraCluster, galera.EVENTS, galera.TEN_EVENTS))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_failures_of_one_of_several_writers_of_a_galera_cluster_lose_and_repeat_nothing() -> None:
     assert_nothing_was_lost(judge_events(galera.ClusterWithSeveralWriters, galera.EVENTS, tuple(galera.EVENTS)))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_several_writers_of_a_galera_cluster_are_found(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     try:

@@ -179,7 +179,7 @@ class Nodes:
             node.wait(30)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("rows", [5_000, 200_000])
 def test_each_row_fires_as_its_history_asks(tmp_path: Path, rows: int) -> None:
     with closing(Postgres()) as server:

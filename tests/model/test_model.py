@@ -35,7 +35,7 @@ def test_no_history_loses_duplicates_or_blocks_a_job_or_starts_one_early() -> No
     run(EXAMPLES)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("machine", [Machine, ExtendedMachine])
 def test_thousands_of_random_histories_keep_all_invariants(machine: type[Machine]) -> None:
     run(int(os.environ.get("TIMEBELL_TEST_EXAMPLES", "5000")), machine, random=True)

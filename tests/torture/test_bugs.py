@@ -45,7 +45,7 @@ def test_results_are_written_to_the_table(tmp_path: Path) -> None:
     assert len(set(lines) - set(DOCUMENT.read_text().splitlines())) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(
     "TIMEBELL_TEST_BUGS" not in os.environ, reason="python -m tests.torture.bugs runs them: ten minutes"
 )

@@ -146,13 +146,13 @@ def test_a_run_that_is_too_short_for_its_faults_is_known_beforehand(minutes: flo
     assert bool(plan.missing_fault_seconds()) is too_short
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("store", ["postgres", "pgbouncer", "mariadb", "sqlite"])
 def test_three_minutes_of_all_faults(store: str, tmp_path: Path) -> None:
     run_torture(tmp_path, "--minutes", "3", "--store", store)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("store", "minutes", "rate"), [("postgres", 30, 110), ("sqlite", 10, 20)])
 def test_long_runs_of_all_faults(store: str, minutes: int, rate: int, tmp_path: Path) -> None:
     args = ["--minutes", str(minutes), "--store", store, "--rate", str(rate), "--seed", str(time.time_ns() % 10**6)]
