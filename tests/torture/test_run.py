@@ -16,6 +16,7 @@ import pytest
 
 from tests.unit.cli.process import ROOT
 from timebell_torture import capabilities, check, selftest, synthetic
+from timebell_torture.ledger import read_ledger
 from timebell_torture.plan import FAULTS, Plan, load_plan
 
 
@@ -122,6 +123,7 @@ def run_torture(folder: Path, *args: str, seconds: float = 900) -> dict[str, Any
     for out in ("run", "repeated"):
         done = torture(folder, *args, "--out", out, seconds=seconds)
         assert done.returncode in (0, 1, 2), done.stderr
+        assert (folder / out / "verdict.json").exists(), done.stderr
         summary: dict[str, Any] = json.loads((folder / out / "verdict.json").read_text())
         assert set(summary["failed"]) <= LATENESS, done.stdout
         assert summary["audited"]["differences"] == 0
@@ -134,6 +136,8 @@ def run_torture(folder: Path, *args: str, seconds: float = 900) -> dict[str, Any
 def test_two_minutes_of_the_most_frequent_faults(tmp_path: Path) -> None:
     summary = run_torture(tmp_path, "--minutes", "2", "--rate", "12", "--faults", "kill,point,dbstop,cut,freeze")
     assert summary["expected"]["must"] > 100
+    attempts = [line for line in read_ledger(tmp_path / "run" / "effect.jsonl") if line["what"] == "recv"]
+    assert {each["by"] for each in attempts} == {"async", "thread", "exact", "http", "remote"}
     assert sum(count for kind, count in summary["faults"].items() if kind not in ("stall", "starved")) >= 3
 
 

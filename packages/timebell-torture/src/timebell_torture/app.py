@@ -24,6 +24,7 @@ from timebell import clock
 from timebell.app import Timebell
 from timebell.store import transaction
 from timebell.targets.handler import Arrived
+from timebell_torture.attempt_reports import encode_start, report_end, report_start
 from timebell_torture.plan import terminate_with_parent
 from timebell_torture.receiver import to_microseconds
 
@@ -33,14 +34,13 @@ FAIL_POINT = os.environ.get("TIMEBELL_TEST_FAIL_POINT")
 CLOCK_REPORT = os.environ.get("TIMEBELL_TEST_CLOCK_REPORT")
 
 
-def _encode_facts(event: Arrived, by: str) -> bytes:
-    facts = {
+def _describe(event: Arrived, by: str) -> dict[str, Any]:
+    return {
         "schedule": event.payload["schedule"], "nonce": event.payload["nonce"], "key": event.occurrence_key,
         "due_us": to_microseconds(event.scheduled_at.isoformat()), "once": event.schedule_id is None,
         "attempt": event.attempt, "node": app.settings.node_name,
         "tenant": event.metadata.get("tenant_id", "default"), "by": by,
     }  # fmt: skip
-    return json.dumps(facts).encode() + b"\n"
 
 
 class PlannedFailure(Exception):
@@ -52,8 +52,8 @@ async def run_async(event: Arrived) -> None:
     """Run on the event loop."""
     reader, writer = await asyncio.open_unix_connection(RECEIVER)
     try:
-        decision = await _report_start(reader, writer, event, "async")
-        await _report_end(reader, writer)
+        decision = await report_start(reader, writer, _describe(event, "async"))
+        await report_end(reader, writer)
     finally:
         writer.close()
     if decision["plan"] != "ok":
@@ -65,30 +65,16 @@ async def run_exact(event: Arrived) -> None:
     """Write a row in the transaction that completes the job."""
     reader, writer = await asyncio.open_unix_connection(RECEIVER)
     try:
-        decision = await _report_start(reader, writer, event, "exact")
+        decision = await report_start(reader, writer, _describe(event, "exact"))
         if decision["plan"] != "ok":
-            await _report_end(reader, writer)
+            await report_end(reader, writer)
             raise PlannedFailure
         async with event.transaction() as connection:
             row = {"key": event.occurrence_key, "attempt": event.attempt}
             await connection.execute(text("INSERT INTO torture_rows VALUES (:key, :attempt)"), row)
-            await _report_end(reader, writer)
+            await report_end(reader, writer)
     finally:
         writer.close()
-
-
-async def _report_start(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, event: Arrived, by: str
-) -> dict[str, Any]:
-    writer.write(_encode_facts(event, by))
-    decision: dict[str, Any] = json.loads(await reader.readline())
-    await asyncio.sleep(decision["seconds"])
-    return decision
-
-
-async def _report_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"{}\n")
-    await reader.readline()
 
 
 @app.on("torture.thread")
@@ -97,7 +83,7 @@ def run_thread(event: Arrived) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(RECEIVER)
         with connection.makefile("rwb") as stream:
-            stream.write(_encode_facts(event, "thread"))
+            stream.write(encode_start(_describe(event, "thread")))
             stream.flush()
             decision = json.loads(stream.readline())
             threading.Event().wait(decision["seconds"])  # time.sleep fails under libfaketime

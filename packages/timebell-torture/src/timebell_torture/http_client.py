@@ -1,4 +1,4 @@
-"""The HTTP API as the driver uses it: any node, with an Idempotency-Key, so that every request can be repeated."""
+"""The HTTP API as the driver and the remote workers use it: any node, with requests that can be repeated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ class NodeApiClient:
     def __init__(self, ports: list[int], key: str, rng: Random) -> None:
         self._ports, self._key, self._chance = ports, key, rng
 
-    async def post(self, path: str, body: Mapping[str, Any], *, key: str, tenant: str) -> dict[str, Any]:
-        """Send a request to a random node; return the decoded response. Raises OSError; Refused for a status of 4xx."""
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, key: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """Send a request to a random node; return the decoded response.
+
+        `key` is the Idempotency-Key, `tenant` the tenant that a platform key acts for. Raises OSError; Refused for a
+        status of 4xx.
+        """
         port = self._chance.choice(self._ports)
-        headers = {
-            "authorization": f"Bearer {self._key}", "content-type": "application/json", "idempotency-key": key,
-            "timebell-tenant": tenant,
-        }  # fmt: skip
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        if key is not None:
+            headers["idempotency-key"] = key
+        if tenant is not None:
+            headers["timebell-tenant"] = tenant
         url = f"http://127.0.0.1:{port}/api/v1{path}"
         try:
             response = await http_client.send_request(

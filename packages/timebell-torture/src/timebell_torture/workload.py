@@ -37,7 +37,8 @@ class Workload:
     def draw_common_fields(self, label: str) -> dict[str, Any]:
         """Return the fields that schedules and one-shot jobs have in common."""
         draw = self.rng.random()
-        by = "http" if draw < 0.15 else "thread" if draw < 0.3 else "exact" if draw < 0.45 else "async"
+        shares = (("http", 0.15), ("thread", 0.3), ("exact", 0.45), ("remote", 0.55), ("async", 1.0))
+        by = next(kind for kind, share in shares if draw < share)
         return {"nonce": f"{self.rng.getrandbits(64):016x}", "retry": RETRY_POLICY, "by": by, "label": label}
 
     def draw_schedule(self, label: str, now: int) -> dict[str, Any]:
