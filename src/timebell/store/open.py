@@ -210,9 +210,10 @@ def _sleep_briefly(connection: Connection) -> None:
 
 def migrate(connection: Connection) -> tuple[str | None, str]:
     """Upgrade the tables in the transaction of an open connection; return the versions before and after."""
-    from alembic import command
-    from alembic.config import Config
-    from alembic.migration import MigrationContext
+    with _alembic_log_reduced():  # its modules log when they are loaded
+        from alembic import command
+        from alembic.config import Config
+        from alembic.migration import MigrationContext
 
     options = {"version_table": VERSION_TABLE}
     if connection.dialect.name == "postgresql":  # one migrator at a time
