@@ -33,6 +33,8 @@ from timebell.store.dialects.sqlite.dialect import SqliteDialect
 from timebell.store.dialects.sqlite.store import UNOBSERVED_STEPS, SqliteStore, SqliteTransaction
 from timebell.store.jobs import groups, queue_limits, repository, unhandled_topics, waiting
 from timebell.store.open import upgrade
+from timebell.store.schedules import deployments
+from timebell.store.schedules.deployments import Deployment
 from timebell.store.sql import SQL, Row
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH, to_micros
@@ -142,6 +144,7 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         "lock_due_schedules": lambda tx: tx.dialect.lock_due_schedules(tx, at, BATCH),
         "find_next_fire_at": lambda tx: tx.dialect.find_next_fire_at(tx),
         "count_live_jobs": lambda tx: tx.dialect.count_live_jobs(tx, of_schedules),
+        "are_definitions_applied": lambda tx: deployments.are_definitions_applied(tx, Deployment("shop@1", "shop", 1)),
         "advance_cursors": advance_cursors,
         "count_lane_by_minute": lambda tx: tx.dialect.count_lane_by_minute(
             tx, lane, None, after(days=1, hours=8), after(days=1, hours=9), 1_000_000
@@ -165,6 +168,7 @@ def _operations() -> dict[str, Callable[[Any], object]]:
 
 OPERATIONS = _operations()
 SMALL_TABLES = ("timebell_queues", "timebell_tenants", "timebell_finished")
+SMALL_TABLES = ("timebell_queues", "timebell_tenants", "timebell_finished", "timebell_deployments")
 
 
 class NoRows:
@@ -237,7 +241,8 @@ MOST_BUFFERS = {
     "count_in_flight_by_group": 700, "release_next_of_groups": 4_000, "stuck_groups": 9_000,
     "lock_due_schedules": 500, "find_next_fire_at": 20, "renew_leases": 3_000, "retry": 5_000, "complete": 3_000,
     "list_running": 700, "list_unhandled": 3_000, "release_handled": 20, "repair_holds": 4_040,
-    "repair_missing_next": 20, "count_live_jobs": 1_000, "advance_cursors": 3_000, "lock_schedules": 1_000,
+    "repair_missing_next": 20, "are_definitions_applied": 20, "count_live_jobs": 1_000,
+    "advance_cursors": 3_000, "lock_schedules": 1_000,
     "release_next": 2_000, "list_overdue_dispatched": 20, "dispatch": 5_000, "dispatch_unlocked": 6_000,
     "renew_leases_unlocked": 4_000, "retry_unlocked": 6_000, "complete_unlocked": 4_000, "complete_few": 300,
     "find_unchanged": 1_000, "lock_schedules_unlocked": 1_000, "claim_rechecking_queue": 4_000,

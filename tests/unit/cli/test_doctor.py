@@ -24,7 +24,7 @@ from tests.docs.pages import DOCS, code_words, rows
 from tests.identity_provider import OWN_URL, identity_provider
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
-from timebell.cli.doctor import database, galera, settings
+from timebell.cli.doctor import database, galera, report, settings
 from timebell.cli.doctor.database import ServerFacts
 from timebell.cli.doctor.findings import REASONS
 from timebell.clock import system_now
@@ -303,6 +303,24 @@ def test_stalled_work_is_found(sqlite_url: str, cli: Cli, monkeypatch: pytest.Mo
     assert "EXTRA_MISSING" not in found
     monkeypatch.setattr(database, "find_spec", lambda _: None)
     assert "timebell[secrets]" in findings(cli, "--database", sqlite_url)["EXTRA_MISSING"]["fix"]
+
+
+def test_nodes_are_listed_with_the_schedules_that_they_define(sqlite_url: str, cli: Cli) -> None:
+    async def run() -> str:
+        app = Timebell(sqlite_url, timezone="UTC")
+        for number in range(7):
+            app.schedule(f"digest-{number}", cron="0 9 * * *")(lambda event: None)
+        async with app.running() as service:
+            await service.wait_until_idle()
+            checks = [check async for check in report._check_database(app.settings)]
+            assert service.node.deployment is not None
+            deployment = service.node.deployment.id
+        await app.close()
+        (engine,) = [check for check in checks if check.name == "engine"]
+        return engine.detail.replace(deployment, "X")
+
+    listed = "digest-0, digest-1, digest-2, digest-3, digest-4 and 2 more"
+    assert f"deployment X defines {listed}" in asyncio.run(run())
 
 
 def test_every_finding_is_provoked_and_documented() -> None:

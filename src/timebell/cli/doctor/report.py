@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import text
@@ -31,13 +31,14 @@ from timebell.store.dialects.base import Store
 from timebell.store.dialects.postgres.pooler import is_pooled
 from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import is_compatible, open_store
-from timebell.store.schedules import tzdata_replan
+from timebell.store.schedules import deployments, tzdata_replan
 from timebell.store.transaction import Transaction
 from timebell.store.version import HEAD
 
 WAL_RESET_BUG_VERSIONS = ((3, 7, 0), (3, 51, 2))
 NOTIFY_TIMEOUT_SECONDS = 2.0
 MIN_SQLITE_VERSION = (3, 35)
+MAX_LISTED_SCHEDULES = 5
 
 
 def examine(database: str | None, output_format: str | None) -> int:
@@ -184,24 +185,31 @@ async def _check_notifications(store: Store) -> Check:
     return warn("listen", "NOTIFY_NOT_DELIVERED", "NOTIFY does not arrive", fix)
 
 
-def _deployment_of(node: nodes.Node) -> str:
-    return "" if node.deployment is None else f", deployment {node.deployment}"
+def _describe_deployment(node: nodes.Node, defined: Mapping[str, Sequence[str]]) -> str:
+    if node.deployment is None:
+        return ""
+    names = defined.get(node.deployment, ())
+    more = f" and {len(names) - MAX_LISTED_SCHEDULES} more" if len(names) > MAX_LISTED_SCHEDULES else ""
+    listed = ", ".join(names[:MAX_LISTED_SCHEDULES]) or "no schedules"
+    return f", deployment {node.deployment} defines {listed}{more}"
 
 
 async def _check_engine(store: Store) -> Check:
     """List the nodes of this database, or report whether a SQLite file is in use."""
     known_nodes = await store.run(nodes.list_nodes)
+    defined = await store.run(deployments.list_definitions)
     now = await store.read_clock()
-    names = ", ".join(
-        f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago{_deployment_of(node)})"
-        for node in known_nodes
-    )
+    lines = [
+        f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago"
+        f"{_describe_deployment(node, defined)})"
+        for node in sorted(known_nodes, key=lambda node: node.seen_at)
+    ]
     if store.multi_node:
-        return Check("ok", "nodes", names or "none is running")
+        return Check("ok", "nodes", ", ".join(lines) or "none is running")
     try:
         await store.lock_engine()
-    except StoreInUse as error:
-        return Check("ok", "engine", f"{error.message.split(';')[0]}")
+    except StoreInUse as error:  # earlier rows are the remains of crashed engines
+        return Check("ok", "engine", ": ".join([error.message.split(";")[0], *lines[-1:]]))
     return Check("ok", "engine", "none is running on this file; its lock is free")
 
 

@@ -588,6 +588,9 @@ def upgrade() -> None:
     )
     op.create_index("timebell_schedules_calendar", "timebell_schedules", ["calendar"], **_where("calendar IS NOT NULL"))
     op.create_index(
+        "timebell_schedules_deployment", "timebell_schedules", ["deployment"], **_where("deployment IS NOT NULL")
+    )
+    op.create_index(
         "timebell_schedules_due", "timebell_schedules", ["next_fire_at"], **_where("enabled AND error IS NULL")
     )
     op.create_index("timebell_schedules_name", "timebell_schedules", ["tenant_id", "name"], unique=True)
