@@ -30,7 +30,7 @@ from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
 from timebell.errors import StoreError
 from timebell.feature import Feature
-from timebell.features import FEATURES
+from timebell.features import enabled_features
 from timebell.ids import new_id
 from timebell.masking import Mask
 from timebell.model.limits import Limits
@@ -40,7 +40,7 @@ from timebell.recurrence import tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.notifications import channel_for
-from timebell.store.open import is_compatible, open_store, schema_version, upgrade
+from timebell.store.open import is_compatible, open_store, read_schema, upgrade
 from timebell.store.schedules import deployments
 from timebell.store.schedules.deployments import Deployment
 from timebell.store.subscribers import Subscribers
@@ -76,8 +76,9 @@ class Timebell(DecoratorMixin):
     `sqlite:///timebell.db`). `timezone` is the default IANA zone. `on_unhandled` applies to due jobs whose topic no
     live node handles: `hold` them until one does, or `complete` them with `listeners: 0`. `targets` are custom target
     kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. `features` are the parts of
-    the product beyond jobs and schedules: see `timebell.feature`. `prune` deletes schedules that were removed from the
-    code, instead of pausing them. The constructor opens no connection and starts no thread. Raises InvalidInput.
+    the product beyond jobs and schedules (default: those of TIMEBELL_FEATURES): see `timebell.feature`. `prune` deletes
+    schedules that were removed from the code, instead of pausing them. The constructor opens no connection and starts
+    no thread. Raises InvalidInput.
     """
 
     campaigns: Campaigns
@@ -95,7 +96,7 @@ class Timebell(DecoratorMixin):
         on_unhandled: OnUnhandled | Literal["hold", "complete"] = "hold",
         targets: Iterable[Target] = (),
         clock: Clock | None = None,
-        features: Iterable[Feature] = FEATURES,
+        features: Iterable[Feature] | None = None,
         prune: bool = False,
     ) -> None:
         default_timezone = None if timezone is None else zone_key(timezone)
@@ -107,7 +108,7 @@ class Timebell(DecoratorMixin):
         self._on_unhandled = parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
         self._virtual_time = clock is not None
         self.handlers = Handlers()
-        self.features = tuple(features)
+        self.features = enabled_features(self.settings) if features is None else tuple(features)
         self._custom_targets = wiring.validate_custom_targets(targets, self.features)
         self.targets_by_kind: dict[str, Target] = {"handler": self.handlers, **self._custom_targets}
         self.named_targets_by_kind: dict[str, Target] = {}
@@ -223,7 +224,7 @@ class Timebell(DecoratorMixin):
 
         Raises StoreUnreachable, SchemaOutdated.
         """
-        _, version = await upgrade(self.settings.database_url)
+        _, version = await upgrade(self.settings.database_url, self.features)
         return version
 
     def _is_open(self) -> bool:
@@ -234,11 +235,12 @@ class Timebell(DecoratorMixin):
         url = self.settings.database_url
         if self._store_provided:
             return
-        version = await schema_version(url)
-        if version != HEAD and (self.settings.database_auto_upgrade or (version is None and url.startswith("sqlite"))):
-            await upgrade(url)
-        elif version != HEAD and not await is_compatible(url, version):
-            raise schema_outdated(url, version)
+        version, missing = await read_schema(url, self.features)
+        is_current, is_new_file = version == HEAD and not missing, version in (None, HEAD) and url.startswith("sqlite")
+        if not is_current and (self.settings.database_auto_upgrade or is_new_file):
+            await upgrade(url, self.features)
+        elif missing or (version != HEAD and not await is_compatible(url, version)):
+            raise schema_outdated(url, version, missing)
         await self.store.open()
         if not self._virtual_time:
             await self._measure_clock()

@@ -41,7 +41,10 @@ class Feature:
     (commands of the CLI by name), and `pages` has PAGES (a `dashboard.pages.Pages`).
     """
 
+    name: ClassVar[str]
+    """Name in the setting `features`."""
     tables: ClassVar[str | None] = None
+    """Module with the tables, which exist once the feature was enabled. Migrations skip tables that do not exist."""
     routes: ClassVar[str | None] = None
     commands: ClassVar[str | None] = None
     heading: ClassVar[str] = "More"

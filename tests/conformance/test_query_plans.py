@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from tests.servers import MariaDB, Postgres
+from timebell.features import FEATURES
 from timebell.model.job import Completion, JobState
 from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.store.audit import overview
@@ -294,7 +295,7 @@ def _filled(postgres: Postgres, rows: int) -> Iterator[str]:
     url = postgres.create_database()
 
     async def fill() -> None:
-        await upgrade(url)
+        await upgrade(url, FEATURES)
         connection = await asyncpg.connect(url)
         try:
             await _fill_postgres(connection, rows)
@@ -417,7 +418,7 @@ def test_a_plan_cached_on_empty_tables_uses_an_index_on_full_ones(postgres: Post
     url = postgres.create_database()
 
     async def faults() -> list[str]:
-        await upgrade(url)
+        await upgrade(url, FEATURES)
         node, client = await asyncpg.connect(url, server_settings=HOT_SETTINGS), await asyncpg.connect(url)
         try:
             for name in KEEP_PLANS:
@@ -610,7 +611,7 @@ MOST_STEPS = 60_000  # of SQLite's virtual machine; reading each of 200,000 rows
 @pytest.fixture(scope="module")
 def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("plans") / "timebell.db"
-    asyncio.run(upgrade(f"sqlite:///{file}"))
+    asyncio.run(upgrade(f"sqlite:///{file}", FEATURES))
     words = {
         "id": "printf('00000000-0000-7000-8000-%012x', n)",
         "schedule": f"CASE WHEN n >= {RUNNING + DUE} AND n < {RUNNING + DUE + SCHEDULES} THEN"
@@ -730,7 +731,7 @@ MOST_READS_OF_REPAIR = {"stuck_groups": 150_000, "repair_holds": 450_000}
 @pytest.fixture(scope="module")
 def filled_mariadb(mariadb: MariaDB) -> Iterator[str]:
     url = mariadb.create_database()
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     words = {
         "id": "CONCAT('00000000-0000-7000-8000-', LPAD(LOWER(HEX(n)), 12, '0'))",
         "schedule": f"CASE WHEN n >= {RUNNING + DUE} AND n < {RUNNING + DUE + SCHEDULES} THEN"

@@ -18,6 +18,7 @@ from tests.unit.cli.conftest import cli as cli
 from timebell import Every, Timebell
 from timebell.engine.history_check import check_history
 from timebell.errors import NotFound, StoreUnreachable
+from timebell.features import FEATURES
 from timebell.store.cluster.rewinds import Rewind, find_lost, list_rewinds
 from timebell.store.open import upgrade
 from timebell.store.recent_writes import Batch
@@ -35,7 +36,7 @@ class Pair:
         folder.chmod(0o755)
         self.primary = PostgresServer(folder / "primary")
         self.primary.start()
-        asyncio.run(upgrade(self.primary.url()))
+        asyncio.run(upgrade(self.primary.url(), FEATURES))
         self.standby = PostgresStandby(folder / "standby", self.primary)
         self.standby.start()
 

@@ -28,6 +28,7 @@ from timebell.cli.doctor import database, galera, report, settings
 from timebell.cli.doctor.database import ServerFacts
 from timebell.cli.doctor.findings import REASONS
 from timebell.clock import system_now
+from timebell.features import FEATURES
 from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import open_store, upgrade
 
@@ -54,7 +55,7 @@ def findings(cli: Cli, *args: object) -> dict[str, dict[str, Any]]:
 def file_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A migrated file to which no test of this module writes."""
     url = f"sqlite:///{tmp_path_factory.mktemp('doctor')}/timebell.db"
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     return url
 
 
@@ -241,7 +242,7 @@ def test_configuration_problems_of_a_real_server_are_found(
 
     asyncio.run(alter("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"))
     url = postgres.named("ascii")
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     assert "DATABASE_NOT_UTF8" in findings(cli, "--database", url)
     postgres.drop_database(url)
 
@@ -312,7 +313,7 @@ def test_nodes_are_listed_with_the_schedules_that_they_define(sqlite_url: str, c
             app.schedule(f"digest-{number}", cron="0 9 * * *")(lambda event: None)
         async with app.running() as service:
             await service.wait_until_idle()
-            checks = [check async for check in report._check_database(app.settings)]
+            checks = [check async for check in report._check_database(app.settings, app.features)]
             assert service.node.deployment is not None
             deployment = service.node.deployment.id
         await app.close()

@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import text
 
 from timebell import settings as configuration
-from timebell.cli.database import find_schema_version, is_missing, redact_url
+from timebell.cli.database import find_schema, is_missing, redact_url
 from timebell.cli.doctor import database as doctor_database
 from timebell.cli.doctor.findings import Check, fail, warn
 from timebell.cli.doctor.galera import check_galera
@@ -22,6 +22,7 @@ from timebell.cli.output import FAILED, OK, colorize, print_data, print_records
 from timebell.clock import SystemClock, system_now
 from timebell.engine.heartbeat import CLOCK_OFFSET_WARNING_SECONDS
 from timebell.errors import StoreError, StoreInUse, TimebellError
+from timebell.feature import Feature
 from timebell.formatting import format_milliseconds
 from timebell.model.tzdata_change import format_count
 from timebell.recurrence import tzdata_version
@@ -41,10 +42,12 @@ MIN_SQLITE_VERSION = (3, 35)
 MAX_LISTED_SCHEDULES = 5
 
 
-def examine(database: str | None, output_format: str | None) -> int:
+def examine(
+    database: str | None, output_format: str | None, enabled_features: Callable[[Settings], Iterable[Feature]]
+) -> int:
     """Run all checks and print them; return exit code 1 if one fails."""
     chosen = configuration.load(database_url=database, output=output_format)
-    checks = asyncio.run(_collect_checks(chosen))
+    checks = asyncio.run(_collect_checks(chosen, enabled_features(chosen)))
     if chosen.output == "table":
         for check in checks:
             color = {"ok": "green", "warn": "yellow", "fail": "red"}[check.verdict]
@@ -57,15 +60,15 @@ def examine(database: str | None, output_format: str | None) -> int:
     return FAILED if any(check.verdict == "fail" for check in checks) else OK
 
 
-async def _collect_checks(settings: Settings) -> list[Check]:
-    checks = [check async for check in _check_database(settings)]
+async def _collect_checks(settings: Settings, features: Iterable[Feature]) -> list[Check]:
+    checks = [check async for check in _check_database(settings, features)]
     if all(check.name != "zone data" for check in checks):
         checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
     sign_on = [check async for check in check_identity_provider(settings)]
     return [*checks, *check_settings(settings), *sign_on, _check_port(settings)]
 
 
-async def _check_database(settings: Settings) -> AsyncIterator[Check]:
+async def _check_database(settings: Settings, features: Iterable[Feature]) -> AsyncIterator[Check]:
     """Yield the checks of the database: reachable, current, durable, clock, notifications, nodes, stored work."""
     url = settings.database_url
     try:
@@ -74,14 +77,14 @@ async def _check_database(settings: Settings) -> AsyncIterator[Check]:
             yield warn("database", "DATABASE_MISSING", detail, "The first start creates it.")
             yield _check_sqlite_library()
             return
-        version = await find_schema_version(url)
+        version, missing = await find_schema(url, features)
         store = open_store(url, system_now)
         await store.open()
     except TimebellError as error:
         yield fail("database", "DATABASE_UNREACHABLE", error.message, error.fix)
         return
     try:
-        async for check in _check_open_database(store, version, settings):
+        async for check in _check_open_database(store, version, missing, settings):
             yield check
     except StoreError as error:
         yield fail("database", "DATABASE_UNREACHABLE", error.message, error.fix)
@@ -89,7 +92,9 @@ async def _check_database(settings: Settings) -> AsyncIterator[Check]:
         await store.close()
 
 
-async def _check_open_database(store: Store, stored_version: str | None, settings: Settings) -> AsyncIterator[Check]:
+async def _check_open_database(
+    store: Store, stored_version: str | None, missing: Sequence[str], settings: Settings
+) -> AsyncIterator[Check]:
     yield await _check_connection(store)
     if store.dialect.notifies:
         server = dataclasses.replace(await store.run(doctor_database.inspect_server), pooled=is_pooled(store.url))
@@ -101,7 +106,9 @@ async def _check_open_database(store: Store, stored_version: str | None, setting
         for check in await check_galera(store):
             yield check
     is_current = await is_compatible(store.url, stored_version)
-    if is_current:
+    if missing:
+        yield fail("schema", "DATABASE_NOT_UPGRADED", f"lacks {', '.join(missing)}", "Run: timebell db upgrade")
+    elif is_current:
         newer = "" if stored_version == HEAD else f", of a newer release; this release has {HEAD}"
         yield Check("ok", "schema", f"current ({stored_version}{newer})")
     else:

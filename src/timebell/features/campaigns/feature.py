@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class CampaignsFeature(Feature):
     """Campaigns, audiences, devices and the target `push`."""
 
+    name = "campaigns"
     counters = MappingProxyType({"timebell_campaign_messages_total": ("accepted", "refused", "unknown", "retry")})
     tables = "timebell.features.campaigns.store.tables"
     routes = "timebell.features.campaigns.api"

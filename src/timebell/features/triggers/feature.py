@@ -30,6 +30,7 @@ PRUNE_BATCH_SIZE = 500  # rows of each table per transaction
 class TriggersFeature(Feature):
     """Triggers, their sources, and the connections with which sources are read."""
 
+    name = "triggers"
     counters = metrics.COUNTERS
     tables = "timebell.features.triggers.store.tables"
     routes = "timebell.features.triggers.api"
