@@ -90,7 +90,7 @@ class Feature:
     def create_internal_targets(self, app: Timebell) -> Mapping[str, Target]:
         """Create the targets of `internal_target_kinds` that a node can deliver to, by kind.
 
-        The node's targets of `target_kinds` are in `app.targets_by_kind`.
+        The node's targets of `target_kinds` are in `app._targets_by_kind`.
         """
         return {}
 

@@ -77,7 +77,7 @@ def serve(url: str, *, allow_local: bool) -> Iterator[tuple[str, dict[str, str]]
     asyncio.run(upgrade(url, FEATURES))
     app = Timebell(url, timezone="UTC")
     app.settings = replace(app.settings, secret_key=SECRET)
-    app.targets_by_kind["http"] = UnsentHttpTarget(None, now=app.clock.now)
+    app._targets_by_kind["http"] = UnsentHttpTarget(None, now=app.clock.now)
     listening = server.bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
     loop, stop, began = asyncio.new_event_loop(), asyncio.Event(), threading.Event()

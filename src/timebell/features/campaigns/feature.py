@@ -49,7 +49,7 @@ class CampaignsFeature(Feature):
             "segments": Segments(app.store, app.clock, app.open),
             "devices": Devices(app.store, app.clock, app.open),
             "campaigns": Campaigns(
-                app.store, app.clock, app.open, app.jobs, app.schedules, app.settings.default_timezone
+                app.store, app.clock, app.open, app._jobs, app.schedules, app.settings.default_timezone
             ),
         }
 
@@ -124,7 +124,7 @@ class CampaignsFeature(Feature):
         from timebell.features.campaigns.engine.registry import StoredRegistry
         from timebell.features.campaigns.push.target import PushTarget
 
-        push, now = app.targets_by_kind.get("push"), app.clock.now
+        push, now = app._targets_by_kind.get("push"), app.clock.now
         if push is None:
             return {}
         assert isinstance(push, PushTarget)

@@ -44,7 +44,7 @@ class TriggersFeature(Feature):
 
         return {
             "connections": Connections(app.store, app.clock, app.open, app._keyring),
-            "triggers": Triggers(app.store, app.clock, app.open, app.jobs, app._keyring),
+            "triggers": Triggers(app.store, app.clock, app.open, app._jobs, app._keyring),
         }
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:
