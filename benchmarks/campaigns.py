@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 from benchmarks import machine, push
 from benchmarks.systems import Server
 from timebell import Timebell
+from timebell.features import FEATURES
 from timebell.features.campaigns.engine.chunk_target import MAX_SENDING_CHUNKS
 from timebell.features.campaigns.model.campaign_plan import Campaign
 from timebell.features.campaigns.model.device import hash_token
@@ -243,7 +244,7 @@ async def _measure(url: str, folder: str, args: argparse.Namespace) -> dict[str,
             "SSL_CERT_FILE": fcm.ca, "TIMEBELL_FCM_MESSAGES_PER_MINUTE": str(10**8),
             "BENCHMARK_CHUNKS": f"{folder}/chunks",
         }  # fmt: skip
-        await upgrade(url)
+        await upgrade(url, FEATURES)
         app = Timebell(url, timezone="UTC")
         await app.open()
         try:

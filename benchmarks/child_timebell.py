@@ -17,6 +17,7 @@ from benchmarks import child
 from timebell.app import Timebell
 from timebell.client.jobs import JobSpec
 from timebell.engine.planner import Planner
+from timebell.features import FEATURES
 from timebell.recurrence import Cron
 from timebell.store.jobs import retention
 from timebell.store.open import upgrade
@@ -28,7 +29,7 @@ planner_passes: list[float] = []
 
 async def setup(url: str, _: dict[str, Any]) -> None:
     """Create the tables of an empty database, and the partitions that its first node would create when it starts."""
-    await upgrade(url)
+    await upgrade(url, FEATURES)
     app = Timebell(url, timezone="UTC")
     await app.open()
     await app.store.run(retention.create_partitions, datetime.now(UTC))

@@ -19,6 +19,7 @@ import asyncpg
 
 from benchmarks.systems import Server
 from timebell import Arrived, JobSpec, Timebell
+from timebell.features import FEATURES
 from timebell.store import transaction
 from timebell.store.open import upgrade
 
@@ -54,7 +55,7 @@ class CostMeter:
 
 async def measure(url: str, jobs: int) -> None:
     """Create, run and finish `jobs` jobs, and print their cost."""
-    await upgrade(url)
+    await upgrade(url, FEATURES)
     connection = await asyncpg.connect(url)
     app = Timebell(url, timezone="UTC")
 

@@ -29,6 +29,7 @@ import asyncpg
 import httpx2
 
 from timebell import Arrived, JobSpec, Timebell
+from timebell.features import FEATURES
 from timebell.store.open import upgrade
 from timebell_torture.postgres import PostgresServer, PostgresStandby
 from timebell_torture.proxy import Switch
@@ -238,7 +239,7 @@ def start_node(folder: Path, number: int, url: str, port: int) -> subprocess.Pop
 async def _run(names: list[str], folder: Path) -> None:
     primary = PostgresServer(folder / "server1")
     primary.start()
-    await upgrade(primary.url())
+    await upgrade(primary.url(), FEATURES)
     proxy = Switch(primary.port)
     await proxy.start()
     cluster = Cluster(folder, proxy, primary)

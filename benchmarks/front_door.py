@@ -27,6 +27,7 @@ import httpx2
 
 from benchmarks.triggers import percentiles
 from timebell import Timebell
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.store.open import upgrade
 from timebell.store.tenancy import api_keys
@@ -168,7 +169,7 @@ def main() -> None:
         server = PostgresServer(Path(folder) / "postgres")
         server.start()
         url = server.url()
-        asyncio.run(upgrade(url))
+        asyncio.run(upgrade(url, FEATURES))
         ours, theirs = asyncio.run(_create_keys(url))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -23,6 +23,7 @@ from benchmarks import workloads
 from benchmarks.machine import cpu_seconds, summary_line
 from benchmarks.systems import Server, TimebellOnPostgres
 from timebell import Arrived, JobSpec, Timebell
+from timebell.features import FEATURES
 from timebell.sim.loop import run_virtual
 from timebell.store.open import upgrade
 
@@ -145,7 +146,7 @@ def simulate(costs: Costs, nodes: int, cores: int, *, shared: bool = False) -> f
 async def _measure_batch(server: Server, batch: int) -> tuple[float, float]:
     """Return the CPU seconds of a job for the node and for the server, with claims of `batch` jobs."""
     url = await server.create_database("timebell_bench_nodes")
-    await upgrade(url)
+    await upgrade(url, FEATURES)
     app = Timebell(url, timezone="UTC")
 
     @app.on("bench")

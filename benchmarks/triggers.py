@@ -22,6 +22,7 @@ import httpx2
 
 from timebell import Arrived, Timebell
 from timebell.api import server, v1
+from timebell.features import FEATURES
 from timebell.features.triggers.model.trigger import FiringKey, firing_job_key
 from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.store.open import upgrade
@@ -42,7 +43,7 @@ def percentiles(seconds: list[float]) -> str:
 
 async def measure(url: str, rows: int) -> None:
     """Measure everything and print it."""
-    await upgrade(url)
+    await upgrade(url, FEATURES)
     app = Timebell(url, timezone="UTC")
     lags: list[float] = []
 
@@ -151,7 +152,7 @@ async def _scan_repeatedly(app: Timebell, options: dict[str, Any]) -> None:
 
 async def measure_boards(url: str) -> None:
     """Fire one item on each of 20 boards that answer in 0.5 s, beside a hung one; print the lags."""
-    await upgrade(url)
+    await upgrade(url, FEATURES)
     app = Timebell(url, timezone="UTC")
     lags: dict[str, float] = {}
     at = datetime.now(UTC) + timedelta(seconds=15)

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.systems import Server
 from timebell import Arrived, Every, JobSpec, Timebell
+from timebell.features import FEATURES
 from timebell.store import transaction
 from timebell.store.open import upgrade
 
@@ -41,7 +42,7 @@ async def measure(stores: list[str], server: Server | None) -> list[Row]:
 
 
 async def _measure_store(store: str, url: str) -> list[Row]:
-    await upgrade(url)
+    await upgrade(url, FEATURES)
     app = Timebell(url, timezone="UTC")
     try:
         await app.schedule_at("bench")  # opens the store, creates the tenant

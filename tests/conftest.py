@@ -80,9 +80,10 @@ def mariadb() -> Iterator[MariaDB]:
 
 
 def _migrate(url: str) -> None:
+    from timebell.features import FEATURES
     from timebell.store.open import upgrade
 
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from urllib.request import urlopen
 from benchmarks.failover import start_node
 from timebell import JobSpec, Timebell
 from timebell.errors import InThePast, StoreError
+from timebell.features import FEATURES
 from timebell.store.open import upgrade
 
 JOBS_PER_SECOND = 20
@@ -203,7 +204,7 @@ def judge(create: Callable[[Path], C], events: Sequence[tuple[str, Callable[[C],
         cluster = create(folder)
         try:
             cluster.start()
-            asyncio.run(upgrade(cluster.url))
+            asyncio.run(upgrade(cluster.url, FEATURES))
             with _running_nodes(folder, cluster.node_urls):
                 return asyncio.run(_judge(cluster, events, folder))
         finally:

@@ -16,6 +16,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 from zoneinfo import ZoneInfo
 
+from sqlalchemy import make_url
+
 from timebell import settings as configuration
 from timebell import tracing, wiring
 from timebell.alarm import Alarm
@@ -30,7 +32,7 @@ from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
 from timebell.errors import StoreError
 from timebell.feature import Feature
-from timebell.features import FEATURES
+from timebell.features import enabled_features
 from timebell.ids import new_id
 from timebell.masking import Mask
 from timebell.model.limits import Limits
@@ -40,7 +42,7 @@ from timebell.recurrence import tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
 from timebell.store.notifications import channel_for
-from timebell.store.open import is_compatible, open_store, schema_version, upgrade
+from timebell.store.open import is_compatible, open_store, read_schema, upgrade
 from timebell.store.schedules import deployments
 from timebell.store.schedules.deployments import Deployment
 from timebell.store.subscribers import Subscribers
@@ -67,6 +69,8 @@ log = logging.getLogger("timebell.app")
 
 CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
 """A program without an engine measures the database's clock again after this time."""
+INTERNAL_ATTRIBUTES = frozenset({"features", "remote_workers", "require_arrivals", "store"})
+"""Attributes for the other parts of the product, which `dir` omits."""
 
 
 class Timebell(DecoratorMixin):
@@ -76,8 +80,9 @@ class Timebell(DecoratorMixin):
     `sqlite:///timebell.db`). `timezone` is the default IANA zone. `on_unhandled` applies to due jobs whose topic no
     live node handles: `hold` them until one does, or `complete` them with `listeners: 0`. `targets` are custom target
     kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. `features` are the parts of
-    the product beyond jobs and schedules: see `timebell.feature`. `prune` deletes schedules that were removed from the
-    code, instead of pausing them. The constructor opens no connection and starts no thread. Raises InvalidInput.
+    the product beyond jobs and schedules (default: those of TIMEBELL_FEATURES): see `timebell.feature`. `prune` deletes
+    schedules that were removed from the code, instead of pausing them. The constructor opens no connection and starts
+    no thread. Raises InvalidInput.
     """
 
     campaigns: Campaigns
@@ -95,7 +100,7 @@ class Timebell(DecoratorMixin):
         on_unhandled: OnUnhandled | Literal["hold", "complete"] = "hold",
         targets: Iterable[Target] = (),
         clock: Clock | None = None,
-        features: Iterable[Feature] = FEATURES,
+        features: Iterable[Feature] | None = None,
         prune: bool = False,
     ) -> None:
         default_timezone = None if timezone is None else zone_key(timezone)
@@ -106,11 +111,11 @@ class Timebell(DecoratorMixin):
             tracing.start(configuration.package_version())
         self._on_unhandled = parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
         self._virtual_time = clock is not None
-        self.handlers = Handlers()
-        self.features = tuple(features)
+        self._handlers = Handlers()
+        self.features = enabled_features(self.settings) if features is None else tuple(features)
         self._custom_targets = wiring.validate_custom_targets(targets, self.features)
-        self.targets_by_kind: dict[str, Target] = {"handler": self.handlers, **self._custom_targets}
-        self.named_targets_by_kind: dict[str, Target] = {}
+        self._targets_by_kind: dict[str, Target] = {"handler": self._handlers, **self._custom_targets}
+        self._named_targets_by_kind: dict[str, Target] = {}
         self._schedules: list[CodeSchedule] = []
         self._prune = prune
         self._queues: dict[str, Limits] = {}
@@ -135,14 +140,14 @@ class Timebell(DecoratorMixin):
         self._arrival_hub: ArrivalHub | None = None
         self._remote_workers: RemoteWorkers | None = None
         shared = (
-            self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone,
-            self.features, self.handlers.job_defaults,
+            self.open, self._normalize_target, self._handlers.encode_payload, self.settings.default_timezone,
+            self.features, self._handlers.job_defaults,
         )  # fmt: skip
-        self.jobs = Jobs(store, clock, *shared, self.handlers.has_payload_type)
+        self._jobs = Jobs(store, clock, *shared, self._handlers.has_payload_type)
         self.schedules = Schedules(store, clock, *shared)
         self.secrets = Secrets(store, clock, self.open, self._keyring, self.features)
         self.targets = Targets(store, clock, self.open, self._keyring, self._find_target, self.features)
-        self.audits = Audits(store, clock, self.open, self.settings.retention_done)
+        self._audits = Audits(store, clock, self.open, self.settings.retention_done)
         for name in self._feature_clients:
             del self.__dict__[name]
         self._feature_clients = frozenset()
@@ -152,14 +157,26 @@ class Timebell(DecoratorMixin):
         def __getattr__(self, name: str) -> Any:
             """Create the clients of the features on first use: few programs need them, and they load many modules."""
             if not name.startswith("_") and not self._feature_clients:
-                clients = {}
-                for feature in self.features:
-                    clients.update(feature.create_clients(self))
-                self._feature_clients = frozenset(clients)
-                self.__dict__.update(clients)
-                if name in clients:
-                    return clients[name]
+                self._create_feature_clients()
+                if name in self._feature_clients:
+                    return self.__dict__[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def _create_feature_clients(self) -> None:
+        clients: dict[str, Any] = {}
+        for feature in self.features:
+            clients.update(feature.create_clients(self))
+        self._feature_clients = frozenset(clients)
+        self.__dict__.update(clients)
+
+    def __dir__(self) -> list[str]:
+        """List what programs use: without internals, and with the namespaces of the features."""
+        if not self._feature_clients:
+            self._create_feature_clients()
+        return [name for name in super().__dir__() if not name.startswith("_") and name not in INTERNAL_ATTRIBUTES]
+
+    def __repr__(self) -> str:
+        return f"<Timebell {make_url(self.settings.database_url).render_as_string()}>"
 
     def _keyring(self) -> Keyring:
         return keyring(self.settings.secret_key)
@@ -183,9 +200,9 @@ class Timebell(DecoratorMixin):
         It has the same handlers, schedules, queues and settings. `heartbeat_alarm` determines its heartbeats.
         """
         twin = copy.copy(self)
-        twin.handlers = self.handlers.copy()
-        twin.targets_by_kind = {**self.targets_by_kind, "handler": twin.handlers}  # includes simulated targets
-        twin.named_targets_by_kind = dict(self.named_targets_by_kind)
+        twin._handlers = self._handlers.copy()
+        twin._targets_by_kind = {**self._targets_by_kind, "handler": twin._handlers}  # includes simulated targets
+        twin._named_targets_by_kind = dict(self._named_targets_by_kind)
         twin._bind(store, clock, heartbeat_alarm)
         twin._virtual_time = twin._store_provided = True
         return twin
@@ -223,7 +240,7 @@ class Timebell(DecoratorMixin):
 
         Raises StoreUnreachable, SchemaOutdated.
         """
-        _, version = await upgrade(self.settings.database_url)
+        _, version = await upgrade(self.settings.database_url, self.features)
         return version
 
     def _is_open(self) -> bool:
@@ -234,11 +251,12 @@ class Timebell(DecoratorMixin):
         url = self.settings.database_url
         if self._store_provided:
             return
-        version = await schema_version(url)
-        if version != HEAD and (self.settings.database_auto_upgrade or (version is None and url.startswith("sqlite"))):
-            await upgrade(url)
-        elif version != HEAD and not await is_compatible(url, version):
-            raise schema_outdated(url, version)
+        version, missing = await read_schema(url, self.features)
+        is_current, is_new_file = version == HEAD and not missing, version in (None, HEAD) and url.startswith("sqlite")
+        if not is_current and (self.settings.database_auto_upgrade or is_new_file):
+            await upgrade(url, self.features)
+        elif missing or (version != HEAD and not await is_compatible(url, version)):
+            raise schema_outdated(url, version, missing)
         await self.store.open()
         if not self._virtual_time:
             await self._measure_clock()
@@ -250,7 +268,7 @@ class Timebell(DecoratorMixin):
 
     async def close(self) -> None:
         """Close the store and the targets. The app can be opened again."""
-        for target in {*self.targets_by_kind.values(), *self.named_targets_by_kind.values()}:
+        for target in {*self._targets_by_kind.values(), *self._named_targets_by_kind.values()}:
             await target.close()
         if self._remote_workers is not None:
             await self._remote_workers.close()
@@ -280,7 +298,7 @@ class Timebell(DecoratorMixin):
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():
             await self.store.run(queues.set_limits, name, limits)
-        async with self._lifespan() as self.handlers.state, service.running():
+        async with self._lifespan() as self._handlers.state, service.running():
             self.service = service
             try:
                 yield service
@@ -301,13 +319,13 @@ class Timebell(DecoratorMixin):
         now = self.clock.now()
         counters = Counters.for_features(self.features)
         for feature in self.features:
-            feature.attach_counters(self.targets_by_kind, counters)
+            feature.attach_counters(self._targets_by_kind, counters)
         if self._arrival_hub is None:
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         return Node(
             id=new_id(now), store=TimedStore(self.store, self.clock, counters.database_durations), clock=self.clock,
-            options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
-            wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self.named_targets_by_kind,
+            options=node_options, handlers=self._handlers, targets=self._targets_by_kind,
+            wakeups=Wakeups(self.clock, self._heartbeat_alarm), named_targets=self._named_targets_by_kind,
             secret_key=self.settings.secret_key, features=self.features, counters=counters,
             audit_destinations=wiring.create_audit_destinations(self.settings, self.clock.now),
             alert_channels=Channels(self.settings.alert_urls), mask=Mask(self.settings),
@@ -356,7 +374,7 @@ class Timebell(DecoratorMixin):
 
     def _deployment(self) -> Deployment | None:
         """Return the release of this program; None if it defines nothing."""
-        functions = [defined.function for defined in self._schedules] or self.handlers.functions()
+        functions = [defined.function for defined in self._schedules] or self._handlers.functions()
         if not functions:
             return None
         hashes = sorted(
@@ -389,25 +407,25 @@ class Timebell(DecoratorMixin):
         """Create the targets for which this node is configured; it does not claim jobs for other targets."""
         for kind in wiring.configured_target_kinds(self.settings, self.features):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
-                self.targets_by_kind.setdefault(kind, self._create_target(kind))
+                self._targets_by_kind.setdefault(kind, self._create_target(kind))
         for feature in self.features:
-            if not set(feature.internal_target_kinds) <= self.targets_by_kind.keys():
-                self.targets_by_kind |= feature.create_internal_targets(self)
+            if not set(feature.internal_target_kinds) <= self._targets_by_kind.keys():
+                self._targets_by_kind |= feature.create_internal_targets(self)
         for kind in wiring.named_target_kinds(self.settings):
             with contextlib.suppress(ImportError):
-                self.named_targets_by_kind.setdefault(kind, self._find_target(kind))
+                self._named_targets_by_kind.setdefault(kind, self._find_target(kind))
 
     def _find_target(self, kind: str) -> Target:
         """Return the target of a kind, even if this node is not configured for it.
 
         Raises InvalidInput (UNKNOWN_TARGET_KIND).
         """
-        known = self.named_targets_by_kind.get(kind) or self.targets_by_kind.get(kind)
+        known = self._named_targets_by_kind.get(kind) or self._targets_by_kind.get(kind)
         return known or self._create_target(wiring.validate_kind(kind, wiring.target_kinds(self.features)))
 
     def _target_for(self, kind: str) -> Target:
         """Return this node's target of a kind, or create one for validation and rendering. Raises Refused."""
-        return self.targets_by_kind.get(kind) or self._create_target(kind)
+        return self._targets_by_kind.get(kind) or self._create_target(kind)
 
     def _create_target(self, kind: str) -> Target:
         return wiring.create_target(kind, self.settings, self.clock.now, self.features)

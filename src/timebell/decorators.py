@@ -66,7 +66,7 @@ def _location(function: Any) -> str:
 class DecoratorMixin(FacadeMixin):
     """The decorators and other declarations of `Timebell`."""
 
-    handlers: Handlers
+    _handlers: Handlers
     _schedules: list[CodeSchedule]
     _queues: dict[str, Limits]
     _lifespan: Callable[[], AbstractAsyncContextManager[Any]]
@@ -118,7 +118,7 @@ class DecoratorMixin(FacadeMixin):
             if isinstance(function, BoundHandler):  # decorated twice: each topic has an object of its own
                 function = function.__wrapped__
             payload_type = payload_type_of(function, version, upgrade)
-            self.handlers.add(
+            self._handlers.add(
                 Handler(topic, function, handler_retry, timeout_seconds, handles_topic, payload_type, *new_job_defaults)
             )
             return BoundHandler(cast("Timebell", self), topic, function)
@@ -195,7 +195,7 @@ class DecoratorMixin(FacadeMixin):
 
         The function sees the event, and the result or exception of the handler. Raises InvalidInput.
         """
-        self.handlers.add_middleware(function)
+        self._handlers.add_middleware(function)
         return function
 
     @overload

@@ -38,7 +38,7 @@ from timebell.targets.handler import Arrived, check_pattern
 
 if TYPE_CHECKING:
     from timebell.engine.arrival_stream import ArrivalHub
-    from timebell.engine.leader.continuous_audit import AuditResult
+    from timebell.engine.leader.continuous_audit import AuditResult, OnProgress
     from timebell.engine.service import Service
 
 MIN_WAIT_POLL_SECONDS, MAX_WAIT_POLL_SECONDS = 0.02, 1.0
@@ -51,9 +51,9 @@ class FacadeMixin(ABC):
     store: Store
     clock: Clock
     settings: Settings
-    jobs: Jobs
+    _jobs: Jobs
     schedules: Schedules
-    audits: Audits
+    _audits: Audits
     service: Service | None
     _arrival_hub: ArrivalHub | None
 
@@ -81,9 +81,9 @@ class FacadeMixin(ABC):
         caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused, StoreError.
         """
         spec = build_spec(topic=topic, run_at=run_at, payload=payload, **options)
-        (created,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
+        (created,) = await self._jobs.create([spec], on_conflict=on_conflict, connection=connection)
         if isinstance(created, str):  # the id of an existing job
-            return await self.jobs.get(created, connection=connection)
+            return await self._jobs.get(created, connection=connection)
         return job_from_new(created)
 
     async def schedule_in(
@@ -114,11 +114,11 @@ class FacadeMixin(ABC):
         self, specs: Iterable[JobSpec], *, on_conflict: OnConflict = "error", connection: Any = None
     ) -> list[Job]:
         """Create many jobs in one transaction, all or none. Raises the same errors as `schedule_at`."""
-        created = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
+        created = await self._jobs.create(specs, on_conflict=on_conflict, connection=connection)
         if isinstance(created, UniformJobs):
             return lazy_jobs(created)
         return [
-            await self.jobs.get(job, connection=connection) if isinstance(job, str) else job_from_new(job)
+            await self._jobs.get(job, connection=connection) if isinstance(job, str) else job_from_new(job)
             for job in created
         ]
 
@@ -174,7 +174,7 @@ class FacadeMixin(ABC):
         (CancelledError), and for a plain function `event.cancelled` becomes true. After at most 10 s the job ends as
         cancelled, even if the handler does not.
         """
-        return await self.jobs.cancel(job_id, tenant_id, connection, stop=stop)
+        return await self._jobs.cancel(job_id, tenant_id, connection, stop=stop)
 
     async def cancel_all(
         self,
@@ -192,7 +192,7 @@ class FacadeMixin(ABC):
         (FILTER_MISSING) without any filter.
         """
         filters = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
-        return await self.jobs.cancel_matching(filters, tenant_id)
+        return await self._jobs.cancel_matching(filters, tenant_id)
 
     async def reschedule(
         self,
@@ -207,17 +207,18 @@ class FacadeMixin(ABC):
     ) -> Job:
         """Replace a pending job by a new one, with a new id, at another time; each refers to the other.
 
-        A naive `run_at` is local time in `timezone`, by default in the zone of the job. Without `run_at` the new job is
-        due now, or with `changes` when the old one was. `changes` are payload, metadata, owner_id, correlation_id,
-        queue, priority, group, retry, timeout, expires_after, condition and unless; the others stay as they were. An
-        expiry moves with the time. Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+        A naive `run_at` is local time in `timezone`. The zone stays, unless `timezone` or the ZoneInfo of `run_at`
+        names another one than UTC. Without `run_at` the new job is due now, or with `changes` when the old one was.
+        `changes` are payload, metadata, owner_id, correlation_id, queue, priority, group, retry, timeout,
+        expires_after, condition and unless; the others stay as they were. An expiry moves with the time. Raises
+        InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
         """
-        new = await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection, changes)
+        new = await self._jobs.reschedule(job_id, run_at, timezone, tenant_id, connection, changes)
         return job_from_new(new)
 
     async def retry(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """Retry a failed job: same id, all attempts available again. Raises NotFound, Conflict (JOB_NOT_FAILED)."""
-        return await self.jobs.retry(job_id, tenant_id)
+        return await self._jobs.retry(job_id, tenant_id)
 
     async def redeliver(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """Send a completed or failed job to its webhook, command or queue again.
@@ -225,14 +226,14 @@ class FacadeMixin(ABC):
         It is the same job, with all attempts available again and `.rN` appended to its message id. Raises NotFound,
         Conflict (JOB_NOT_SENT).
         """
-        return await self.jobs.redeliver(job_id, tenant_id)
+        return await self._jobs.redeliver(job_id, tenant_id)
 
     async def erase(self, owner_id: str, *, tenant_id: str = "default") -> ErasureResult:
         """Erase the data of an owner: cancel their jobs, disable their schedules, and delete payloads and metadata.
 
         Ids, topics and times are kept. If the result has jobs `in_flight`, repeat the call once they have finished.
         """
-        return await self.jobs.erase(owner_id, tenant_id)
+        return await self._jobs.erase(owner_id, tenant_id)
 
     @asynccontextmanager
     async def arrivals(
@@ -272,7 +273,7 @@ class FacadeMixin(ABC):
 
     async def get(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """Return one job, live or finished. Raises NotFound."""
-        return await self.jobs.get(job_id, tenant_id)
+        return await self._jobs.get(job_id, tenant_id)
 
     async def wait(self, job_id: str, timeout: Duration | None = None, *, tenant_id: str | None = None) -> Job:
         """Wait until a job is final, and return it if it completed.
@@ -328,7 +329,7 @@ class FacadeMixin(ABC):
             "queue": queue,
         }  # fmt: skip
         search = build_search(correlation_id, client_request_id, metadata, start, end)
-        return await self.jobs.list(filters, status, limit, cursor, search=search)
+        return await self._jobs.list(filters, status, limit, cursor, search=search)
 
     async def pause_queue(self, name: str, reason: str | None = None) -> None:
         """Stop claiming jobs of a queue on all nodes; running jobs continue. Raises InvalidInput."""
@@ -367,10 +368,16 @@ class FacadeMixin(ABC):
         report = await repair.repair_all(self.store.run, self.clock.now(), self.settings.retention_done)
         return report + RepairReport(skip_reasons={"leased": len(await self.store.run(claim.list_running_attempts))})
 
-    async def audit(self, /, from_: datetime, to: datetime, **options: Any) -> AuditResult:
+    async def audit(
+        self, from_: datetime, to: datetime, *, schedule: str | None = None, tenant_id: str | None = None,
+        max_occurrences: int | None = None, max_differences: int = 10_000, progress: OnProgress | None = None,
+    ) -> AuditResult:  # fmt: skip
         """Compare expected occurrences with recorded jobs: see `client.audits.Audits.audit`."""
-        return await self.audits.audit(from_, to, **options)
+        return await self._audits.audit(
+            from_, to, schedule=schedule, tenant_id=tenant_id, max_occurrences=max_occurrences,
+            max_differences=max_differences, progress=progress,
+        )  # fmt: skip
 
     async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Explanation:
         """Explain the outcome of one occurrence: see `client.audits.Audits.why`."""
-        return await self.audits.why(schedule, at, tenant_id=tenant_id)
+        return await self._audits.why(schedule, at, tenant_id=tenant_id)

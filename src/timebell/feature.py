@@ -41,7 +41,10 @@ class Feature:
     (commands of the CLI by name), and `pages` has PAGES (a `dashboard.pages.Pages`).
     """
 
+    name: ClassVar[str]
+    """Name in the setting `features`."""
     tables: ClassVar[str | None] = None
+    """Module with the tables, which exist once the feature was enabled. Migrations skip tables that do not exist."""
     routes: ClassVar[str | None] = None
     commands: ClassVar[str | None] = None
     heading: ClassVar[str] = "More"
@@ -87,7 +90,7 @@ class Feature:
     def create_internal_targets(self, app: Timebell) -> Mapping[str, Target]:
         """Create the targets of `internal_target_kinds` that a node can deliver to, by kind.
 
-        The node's targets of `target_kinds` are in `app.targets_by_kind`.
+        The node's targets of `target_kinds` are in `app._targets_by_kind`.
         """
         return {}
 

@@ -47,6 +47,7 @@ class Settings:
     default_timezone: str | None = _setting(None, "text")
     app: str | None = _setting(None, "text")
     deployment: str | None = _setting(None, "text")
+    features: str = _setting("campaigns,triggers", "list", choices=("campaigns", "triggers", "none"))
     node_name: str = _setting(lambda: f"{os.uname().nodename}-{os.getpid()}", "text")
     roles: str = _setting(",".join(ROLES), "list", choices=ROLES)
     worker_concurrency: int = _setting(500, "int", minimum=1, maximum=100_000)

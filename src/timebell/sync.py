@@ -157,7 +157,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _clone_for_loop(app: Timebell) -> Timebell:
     """Return a copy of the app with its own store for another event loop; its commits wake the engine of `app`."""
     other = copy.copy(app)
-    other.targets_by_kind, other.named_targets_by_kind = {"handler": app.handlers}, {}
+    other._targets_by_kind, other._named_targets_by_kind = {"handler": app._handlers}, {}
     clock = app.clock if app._virtual_time else SystemClock()
     other._bind(other._new_store(clock, app.store.subscribers), clock)
     return other

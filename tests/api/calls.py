@@ -333,8 +333,8 @@ class World:
         await web.app.store.run(key_rows.revoke_key, OURS, revoked.split("_")[2], now)
         node = nodes.Node(new_id(now), "node", "1", tzdata_version(), Routes(), 0, now, now)
         await web.app.store.run(nodes.announce, node)
-        web.app.targets_by_kind["http"] = Receiver()
-        web.app.targets_by_kind["push"] = Phones()
+        web.app._targets_by_kind["http"] = Receiver()
+        web.app._targets_by_kind["push"] = Phones()
         span = {"now": format_instant(now), "hour": format_instant(now - timedelta(hours=1))}
         world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
         narrow = await web.ask("PUT", "/queues/narrow", {"concurrency": 5}, key=ours[Role.PLATFORM])

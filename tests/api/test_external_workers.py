@@ -209,7 +209,7 @@ async def test_dispatched_jobs_count_towards_the_concurrency_of_a_queue(make: Ma
 async def test_reporting_back_requires_a_secret_key(make: Make) -> None:
     async with delivering(make) as (web, receiver):
         web.app.settings = replace(web.app.settings, secret_key=None)
-        web.app.targets_by_kind.pop("http")
+        web.app._targets_by_kind.pop("http")
         target = {"kind": "http", "url": f"http://127.0.0.1:{receiver.port}/status/202", "reportsBack": True}
         body = {"topic": "outside", "timezone": "UTC", "target": target}
         is_problem(await web.post("/jobs", body), 403, "SECRET_KEY_MISSING")

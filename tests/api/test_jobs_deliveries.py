@@ -37,7 +37,7 @@ async def finished(web: Web, id_: str) -> dict[str, Any]:
 
 async def test_a_preview_equals_the_sent_request(make: Make) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
         target = webhook(server, template=TEMPLATE, headers={"Authorization": "Bearer x"})
         job = {"topic": "shift.reminder", "timezone": "Asia/Seoul", "payload": PAYLOAD, "target": target}
         preview = (await web.post("/jobs/preview", job)).json()["request"]
@@ -66,7 +66,7 @@ async def test_a_preview_for_handlers_has_no_request(make: Make) -> None:
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/preview", "/schedules", "/schedules/preview"])
 async def test_a_payload_without_a_template_field_is_refused(make: Make, path: str) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
         body = {"topic": "t", "timezone": "UTC", "payload": {"n": 1}, "target": webhook(server, template=TEMPLATE)}
         if path.startswith("/schedules"):
             body |= {"cronExpression": "0 9 * * *", "name": "shifts"}
@@ -78,7 +78,7 @@ async def test_a_payload_without_a_template_field_is_refused(make: Make, path: s
 
 async def test_every_delivery_is_recorded_with_its_response(make: Make) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
         job = {
             "topic": "hook", "timezone": "UTC", "target": webhook(server, "/status/500"),
             "retry": {"attempts": 2, "backoff": {"type": "fixed", "delay": 0}},
@@ -101,7 +101,7 @@ async def test_every_delivery_is_recorded_with_its_response(make: Make) -> None:
 
 async def test_a_timed_out_delivery_is_recorded(make: Make) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
         job = {"topic": "hook", "timezone": "UTC", "target": webhook(server, "/hang"), "maxRetries": 0}
         async with web.app.running():
             created = (await web.post("/jobs", job | {"timeoutSeconds": 0.2})).json()
@@ -122,7 +122,7 @@ async def test_recorded_responses_are_limited_in_size(make: Make) -> None:
 @pytest.mark.parametrize("path", ["/status/200", "/status/500"])
 async def test_a_redelivered_webhook_has_a_new_message_id(make: Make, path: str) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
         job = {
             "topic": "hook", "timezone": "UTC", "payload": {"n": 1}, "target": webhook(server, path), "maxRetries": 0,
         }  # fmt: skip
@@ -142,7 +142,7 @@ async def test_a_redelivered_webhook_has_a_new_message_id(make: Make, path: str)
 
 async def test_unfinished_and_handler_jobs_cannot_be_redelivered(make: Make) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
 
         @web.app.on("mine")
         async def mine(event: Any) -> None: ...
@@ -160,7 +160,7 @@ async def test_unfinished_and_handler_jobs_cannot_be_redelivered(make: Make) -> 
 
 async def test_a_dispatched_delivery_keeps_its_record(make: Make) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local(secret_key=SECRET)
+        web.app._targets_by_kind["http"] = local(secret_key=SECRET)
         job = {
             "topic": "hook",
             "timezone": "UTC",
@@ -182,7 +182,7 @@ async def test_a_dispatched_delivery_keeps_its_record(make: Make) -> None:
 
 async def test_410_is_final_and_retry_after_is_respected(make: Make) -> None:
     async with make() as web, sink() as server:
-        web.app.targets_by_kind["http"] = local()
+        web.app._targets_by_kind["http"] = local()
         job = {
             "topic": "hook", "timezone": "UTC", "retry": {"attempts": 5, "backoff": {"type": "fixed", "delay": 0}},
         }  # fmt: skip

@@ -22,19 +22,22 @@ async def test_nodes_and_their_leader_are_listed(make: Make) -> None:
         assert (await web.get("/nodes", key=ours)).json() == {
             "items": [], "nextCursor": None, "workers": [], "leader": None, "leaderChanges": 0, "leaderships": [],
         }  # fmt: skip
-        async with web.app.running():
+        web.app.schedule("digest", cron="0 9 * * *", timezone="UTC")(send)
+        async with web.app.running() as service:
             while not (found := (await web.get("/nodes", key=everywhere)).json())["leader"]:
                 pass
             (node,) = found["items"]
             assert (node["alive"], node["leader"], node["draining"]) == (True, True, False)
-            assert node["routes"]["exact"] == ["@http:named", "mail.send"]
+            assert node["routes"]["exact"] == ["@http:named", "digest", "mail.send"]
             assert found["leader"]["nodeId"] == node["id"]
             assert (found["leader"]["fence"], found["leaderChanges"]) == (1, 1)
             (leadership,) = found["leaderships"]
             assert (leadership["node"], leadership["endedAt"], leadership["resigned"]) == (node["name"], None, False)
             assert (node["running"], node["slots"]) == (0, 500)
             assert abs(node["clockAheadMs"]) < 5000
-            assert (await web.get("/nodes", key=ours)).json()["items"][0]["routes"] is None
+            assert (node["deployment"], node["defines"]) == (service.node.deployment.id, ["digest"])
+            seen = (await web.get("/nodes", key=ours)).json()["items"][0]
+            assert (seen["routes"], seen["deployment"], seen["defines"]) == (None, None, None)
             path = f"/nodes/{node['id']}/drain"
             is_problem(await web.post(path, key=await web.key("admin")), 403, "ROLE_TOO_LOW")
             for id_ in ("nothing", new_id(web.app.clock.now())):

@@ -32,6 +32,7 @@ from schemathesis.specs.openapi.checks import (
 
 from timebell import Timebell
 from timebell.api import server, v1
+from timebell.features import FEATURES
 from timebell.store.open import upgrade
 from timebell.store.tenancy import api_keys as key_rows
 from timebell.targets.base import Delivery, Outcome
@@ -73,10 +74,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @contextmanager
 def serve(url: str, *, allow_local: bool) -> Iterator[tuple[str, dict[str, str]]]:
     """Serve on SQLite in a separate thread; yield the base URL and keys by what they are."""
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     app = Timebell(url, timezone="UTC")
     app.settings = replace(app.settings, secret_key=SECRET)
-    app.targets_by_kind["http"] = UnsentHttpTarget(None, now=app.clock.now)
+    app._targets_by_kind["http"] = UnsentHttpTarget(None, now=app.clock.now)
     listening = server.bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
     loop, stop, began = asyncio.new_event_loop(), asyncio.Event(), threading.Event()

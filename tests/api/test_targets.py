@@ -246,7 +246,7 @@ async def test_secrets_are_masked_in_the_error_of_a_target_check(make: Make) -> 
             raise InvalidInput(f"{options} are invalid.", code="INVALID_URL", fix=f"Not {options['url']}.")
 
     async with make() as web:
-        web.app.targets_by_kind["http"] = EchoingTarget(None, now=web.app.clock.now)
+        web.app._targets_by_kind["http"] = EchoingTarget(None, now=web.app.clock.now)
         await web.post("/secrets", {"name": "token", "value": "sesame"})
         hidden = {"kind": "http", "options": {"url": {"secret": "token"}}}
         refused = is_problem(await web.ask("PUT", "/targets/orders", hidden), 422, "INVALID_URL")
@@ -430,7 +430,7 @@ async def test_secrets_appear_in_no_table_log_or_response(
             await target(web, receiver, path, headers=headers)
             await web.post("/targets/orders/enable")
             texts.append(json.dumps(await delivered(web, service)))
-        broken = web.app.named_targets_by_kind["http"]
+        broken = web.app._named_targets_by_kind["http"]
 
         async def breaks(_: Any, options: dict[str, Any]) -> Any:
             raise RuntimeError(f"cannot reach {options['headers']}")

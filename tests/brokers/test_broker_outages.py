@@ -92,7 +92,7 @@ async def test_without_its_extra_a_kind_is_refused_and_not_offered(
     monkeypatch.setattr(brokers, "find_spec", lambda name: None if name == package else found(name))
     with caplog.at_level(logging.WARNING, "timebell.wiring"):
         async with scene(sqlite_url, **urls("redis://127.0.0.1:1/0")) as here:
-            assert kind not in here.app.targets_by_kind
+            assert kind not in here.app._targets_by_kind
             with pytest.raises(Refused, match=rf'pip install "timebell\[{brokers.KINDS[kind].extra}\]"') as refused:
                 await here.due("mail.digest", TARGETS[kind])
             assert refused.value.code == "EXTRA_MISSING"
@@ -162,7 +162,7 @@ async def test_named_targets_can_use_another_server(sqlite_url: str, redis: Redi
             lambda: here.service.repair_report.repairs.get("message") == 1, about=lambda: here.service.repair_report
         )
         assert await queued("there")
-        here.app.named_targets_by_kind["bullmq"]._urls.pop("shop")  # type: ignore[attr-defined] # as on a node without this setting
+        here.app._named_targets_by_kind["bullmq"]._urls.pop("shop")  # type: ignore[attr-defined] # as on a node without this setting
         late = await here.due("mail.digest", {"name": "there"}, retry=ONE_TRY)
 
         async def put_off() -> bool:

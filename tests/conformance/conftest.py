@@ -52,14 +52,14 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="session")
 def _migrated_file(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Path:
     file = tmp_path_factory.mktemp("conformance") / "timebell.db"
-    runner.run(upgrade(f"sqlite:///{file}"))
+    runner.run(upgrade(f"sqlite:///{file}", FEATURES))
     return file
 
 
 @pytest.fixture(scope="session")
 def _postgres_store(postgres: Postgres, runner: asyncio.Runner) -> Iterator[Store]:
     url = postgres.create_database()
-    runner.run(upgrade(url))
+    runner.run(upgrade(url, FEATURES))
     store = open_store(url, lambda: T0, server_clock=False)
     runner.run(store.open())
     yield store
@@ -70,7 +70,7 @@ def _postgres_store(postgres: Postgres, runner: asyncio.Runner) -> Iterator[Stor
 @pytest.fixture(scope="session")
 def _mariadb_store(mariadb: MariaDB, runner: asyncio.Runner) -> Iterator[Store]:
     url = mariadb.create_database()
-    runner.run(upgrade(url))
+    runner.run(upgrade(url, FEATURES))
     store = open_store(url, lambda: T0, server_clock=False)
     runner.run(store.open())
     yield store

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from tests.servers import MariaDB, Postgres
+from timebell.features import FEATURES
 from timebell.model.job import Completion, JobState
 from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.store.audit import overview
@@ -33,6 +34,8 @@ from timebell.store.dialects.sqlite.dialect import SqliteDialect
 from timebell.store.dialects.sqlite.store import UNOBSERVED_STEPS, SqliteStore, SqliteTransaction
 from timebell.store.jobs import groups, queue_limits, repository, unhandled_topics, waiting
 from timebell.store.open import upgrade
+from timebell.store.schedules import deployments
+from timebell.store.schedules.deployments import Deployment
 from timebell.store.sql import SQL, Row
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH, to_micros
@@ -142,6 +145,7 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         "lock_due_schedules": lambda tx: tx.dialect.lock_due_schedules(tx, at, BATCH),
         "find_next_fire_at": lambda tx: tx.dialect.find_next_fire_at(tx),
         "count_live_jobs": lambda tx: tx.dialect.count_live_jobs(tx, of_schedules),
+        "are_definitions_applied": lambda tx: deployments.are_definitions_applied(tx, Deployment("shop@1", "shop", 1)),
         "advance_cursors": advance_cursors,
         "count_lane_by_minute": lambda tx: tx.dialect.count_lane_by_minute(
             tx, lane, None, after(days=1, hours=8), after(days=1, hours=9), 1_000_000
@@ -165,6 +169,7 @@ def _operations() -> dict[str, Callable[[Any], object]]:
 
 OPERATIONS = _operations()
 SMALL_TABLES = ("timebell_queues", "timebell_tenants", "timebell_finished")
+SMALL_TABLES = ("timebell_queues", "timebell_tenants", "timebell_finished", "timebell_deployments")
 
 
 class NoRows:
@@ -237,7 +242,8 @@ MOST_BUFFERS = {
     "count_in_flight_by_group": 700, "release_next_of_groups": 4_000, "stuck_groups": 9_000,
     "lock_due_schedules": 500, "find_next_fire_at": 20, "renew_leases": 3_000, "retry": 5_000, "complete": 3_000,
     "list_running": 700, "list_unhandled": 3_000, "release_handled": 20, "repair_holds": 4_040,
-    "repair_missing_next": 20, "count_live_jobs": 1_000, "advance_cursors": 3_000, "lock_schedules": 1_000,
+    "repair_missing_next": 20, "are_definitions_applied": 20, "count_live_jobs": 1_000,
+    "advance_cursors": 3_000, "lock_schedules": 1_000,
     "release_next": 2_000, "list_overdue_dispatched": 20, "dispatch": 5_000, "dispatch_unlocked": 6_000,
     "renew_leases_unlocked": 4_000, "retry_unlocked": 6_000, "complete_unlocked": 4_000, "complete_few": 300,
     "find_unchanged": 1_000, "lock_schedules_unlocked": 1_000, "claim_rechecking_queue": 4_000,
@@ -289,7 +295,7 @@ def _filled(postgres: Postgres, rows: int) -> Iterator[str]:
     url = postgres.create_database()
 
     async def fill() -> None:
-        await upgrade(url)
+        await upgrade(url, FEATURES)
         connection = await asyncpg.connect(url)
         try:
             await _fill_postgres(connection, rows)
@@ -412,7 +418,7 @@ def test_a_plan_cached_on_empty_tables_uses_an_index_on_full_ones(postgres: Post
     url = postgres.create_database()
 
     async def faults() -> list[str]:
-        await upgrade(url)
+        await upgrade(url, FEATURES)
         node, client = await asyncpg.connect(url, server_settings=HOT_SETTINGS), await asyncpg.connect(url)
         try:
             for name in KEEP_PLANS:
@@ -605,7 +611,7 @@ MOST_STEPS = 60_000  # of SQLite's virtual machine; reading each of 200,000 rows
 @pytest.fixture(scope="module")
 def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("plans") / "timebell.db"
-    asyncio.run(upgrade(f"sqlite:///{file}"))
+    asyncio.run(upgrade(f"sqlite:///{file}", FEATURES))
     words = {
         "id": "printf('00000000-0000-7000-8000-%012x', n)",
         "schedule": f"CASE WHEN n >= {RUNNING + DUE} AND n < {RUNNING + DUE + SCHEDULES} THEN"
@@ -725,7 +731,7 @@ MOST_READS_OF_REPAIR = {"stuck_groups": 150_000, "repair_holds": 450_000}
 @pytest.fixture(scope="module")
 def filled_mariadb(mariadb: MariaDB) -> Iterator[str]:
     url = mariadb.create_database()
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     words = {
         "id": "CONCAT('00000000-0000-7000-8000-', LPAD(LOWER(HEX(n)), 12, '0'))",
         "schedule": f"CASE WHEN n >= {RUNNING + DUE} AND n < {RUNNING + DUE + SCHEDULES} THEN"

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from tests.servers import Postgres
+from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.job import Hold, Job, JobState
 from timebell.store.jobs import complete as ending_ops
@@ -258,7 +259,7 @@ def test_paging_is_complete_in_a_database_with_icu_collation(postgres: Postgres,
         pytest.skip("a server without ICU, or before 15")
 
     async def walked() -> tuple[list[str], list[str]]:
-        await upgrade(postgres.named(name))
+        await upgrade(postgres.named(name), FEATURES)
         store = open_store(postgres.named(name), lambda: T0, server_clock=False)
         await store.open()
         ids = [f"0199{number:02x}00-0000-7000-8000-000000000000" for number in range(0xA0, 0xC0)]

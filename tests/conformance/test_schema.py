@@ -94,7 +94,7 @@ def test_migrations_create_the_indexes_and_columns_of_the_schema(
 
 
 def test_upgrading_again_changes_nothing(store_url: str) -> None:
-    assert asyncio.run(upgrade(store_url)) == (HEAD, HEAD)
+    assert asyncio.run(upgrade(store_url, FEATURES)) == (HEAD, HEAD)
     assert asyncio.run(schema_version(store_url)) == HEAD
 
 
@@ -104,7 +104,7 @@ def test_simultaneous_upgrades_succeed(kind: str, request: pytest.FixtureRequest
     url = server.create_database()
 
     async def body() -> None:
-        answers = await asyncio.gather(*(upgrade(url) for _ in range(4)))
+        answers = await asyncio.gather(*(upgrade(url, FEATURES) for _ in range(4)))
         assert sorted(answers, key=str) == sorted([(None, HEAD), *[(HEAD, HEAD)] * 3], key=str)
 
     try:
@@ -150,14 +150,14 @@ def test_a_killed_upgrade_of_mariadb_can_be_continued(after: int, mariadb: Any) 
             if statements == after:
                 raise KeyboardInterrupt
 
-        return opening.migrate(connection)
+        return opening.migrate(connection, FEATURES)
 
     try:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(opening._run_on_connection(url, broken))
-        assert asyncio.run(upgrade(url))[1] == HEAD
+        assert asyncio.run(upgrade(url, FEATURES))[1] == HEAD
         fresh = mariadb.create_database()
-        asyncio.run(upgrade(fresh))
+        asyncio.run(upgrade(fresh, FEATURES))
         for look in (_indexes, _columns):
             assert asyncio.run(opening._run_on_connection(url, look)) == asyncio.run(
                 opening._run_on_connection(fresh, look)

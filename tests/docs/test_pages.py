@@ -23,7 +23,7 @@ from timebell.observe.metrics import collect_definitions
 from timebell.store.metadata import load_tables
 from timebell_torture.verdict import VIOLATION_CLASSES
 
-from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
+from .pages import DOCS, PAGES, ROOT, anchors, blocks, code_words, links, name_of, rows
 
 REFERENCE = DOCS / "reference"
 FAULTS = {"kill", "freeze", "dbstop", "cut", "churn", "point"}
@@ -196,3 +196,13 @@ def test_python_page_lists_every_integration() -> None:
             is_own = getattr(value, "__module__", "") == module.__name__
             if is_own and (inspect.isfunction(value) or inspect.isclass(value)) and name[0] != "_":
                 assert f"`{module.__name__.rpartition('.')[2]}.{name}" in page, name
+
+
+def test_python_code_reads_the_clock_of_the_app() -> None:
+    """So that code copied from a page or an example also works on virtual time."""
+    texts = {page: "\n".join(block.text for block in blocks(page) if block.language == "python") for page in PAGES}
+    texts |= {
+        file: file.read_text() for file in (ROOT / "examples").glob("**/*.py") if file.name != "monday.py"
+    }  # a stand-in
+    reads = re.compile(r"datetime\.(now|utcnow|today)\(|\btime\.time\(")
+    assert [f"{file.name}: {match[0]}" for file, text in texts.items() if (match := reads.search(text))] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine
 
 import timebell
+from tests.docs.pages import DOCS
 from timebell import (
     SCHEDULE_ARRIVED,
     Arrived,
@@ -30,6 +32,7 @@ from timebell import (
     errors,
 )
 from timebell import app as app_module
+from timebell.app import INTERNAL_ATTRIBUTES
 
 from .world import QUIET, START, Log, World, after, jobs, raises, virtual
 
@@ -439,3 +442,14 @@ def test_a_program_without_an_engine_uses_the_clock_of_the_database(
             await app.close()
 
     asyncio.run(body())
+
+
+def test_dir_lists_what_the_reference_describes() -> None:
+    """Completion in a REPL or notebook offers the documented names, and no internals."""
+    app = Timebell("postgresql://ana:secret@127.0.0.1/shop", timezone="UTC")
+    reference = (DOCS / "reference" / "python.md").read_text()
+    assert [name for name in dir(app) if not re.search(rf"\bapp\.{name}\b", reference)] == []
+    assert {"schedule_at", "schedules", "campaigns", "triggers", "sync"} <= set(dir(app))
+    public = {name for name in vars(app) if not name.startswith("_")}
+    assert public - set(dir(app)) == INTERNAL_ATTRIBUTES - {"remote_workers", "require_arrivals"}
+    assert repr(app) == "<Timebell postgresql://ana:***@127.0.0.1/shop>"

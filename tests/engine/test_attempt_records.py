@@ -33,7 +33,7 @@ async def test_a_retried_job_keeps_its_due_time_and_lag(world: World) -> None:
         await world.advance(minutes=11)
         failed = await app.get(job.id)
         assert failed.lag == timedelta(seconds=44)
-        await app.jobs.retry(job.id, actor="olga")
+        await app._jobs.retry(job.id, actor="olga")
         await world.advance(minutes=11)
         done = await app.get(job.id)
         await app.schedule_at("a", after(hours=1))  # a later job without records

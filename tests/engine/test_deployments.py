@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import pytest
@@ -100,30 +100,80 @@ def test_the_older_definitions_apply_again_when_the_newest_has_stopped(nodes_url
     run(test())
 
 
-def test_the_older_definitions_apply_again_when_the_newest_has_died(nodes_url: str, tmp_path: Path) -> None:
-    script = tmp_path / "release.py"
-    script.write_text(f"""
-import asyncio
+PROCESS = """
+import asyncio, sys
 from tests.engine import test_deployments as t
-async def main():
-    async with t.running({nodes_url!r}, t.V2):
-        print("started", flush=True)
-        await asyncio.Event().wait()
-asyncio.run(main())
-""")
 
+async def main() -> None:
+    async with t.running(sys.argv[1], getattr(t, sys.argv[2])):
+        print("started", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+async def start(url: str, release: int) -> asyncio.subprocess.Process:
+    """Start a process of a release; it stops when it reads a line."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROCESS, url, f"V{release}", env=environment, **pipes
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"started\n"
+    return process
+
+
+async def end(process: asyncio.subprocess.Process, *, kill: bool) -> None:
+    if kill:
+        process.send_signal(signal.SIGKILL)
+    await process.communicate(None if kill else b"\n")
+
+
+def orders(events: int) -> Iterator[tuple[str, ...]]:
+    """Yield every order in which the processes of two releases start, stop and are killed: `start 1`, `kill 1`, ..."""
+    for order in product(*[[f"{word} {release}" for word in ("start", "stop", "kill") for release in (1, 2)]] * events):
+        running_releases: set[str] = set()
+        for word, release in map(str.split, order):
+            if (word == "start") == (release in running_releases):
+                break
+            running_releases ^= {release}
+        else:
+            yield order
+
+
+ALWAYS_TESTED = {
+    "start 1, start 2, kill 2, start 2",
+    "start 1, kill 1, start 2, start 1",
+    "start 2, start 1, stop 1, kill 2",
+}
+
+
+@pytest.mark.parametrize("order", [
+    pytest.param(order, id=", ".join(order), marks=() if ", ".join(order) in ALWAYS_TESTED else pytest.mark.slow)
+    for order in orders(4)
+])  # fmt: skip
+def test_the_newest_live_release_defines_the_schedules(order: tuple[str, ...], nodes_url: str) -> None:
     async def test() -> None:
-        async with running(nodes_url, V1) as old:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, str(script), stdout=subprocess.PIPE, env=environment
-            )
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"started\n"
-            await wait_for(old, ACTIVE[2])
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
-            await wait_for(old, ACTIVE[1])
+        observer = Timebell(nodes_url, timezone="UTC")
+        seen: list[int] = []
+        processes: dict[int, asyncio.subprocess.Process] = {}
+        active: dict[str, str] = {}
+        try:
+            for word, release in ((word, int(release)) for word, release in map(str.split, order)):
+                if word == "start":
+                    seen += [] if release in seen else [release]
+                    processes[release] = await start(nodes_url, release)
+                else:
+                    await end(processes.pop(release), kill=word == "kill")
+                if processes:
+                    active = ACTIVE[max(processes, key=seen.index)]
+                await wait_for(observer, active)
+        finally:
+            for process in processes.values():
+                await end(process, kill=True)
+            await observer.close()
 
     run(test())
 

@@ -7,6 +7,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -108,6 +109,20 @@ def test_a_job_is_rescheduled_with_other_fields(timebell: Kit) -> None:
         timebell.run(app.reschedule(at_once.id, paylod=1))  # type: ignore[call-arg]
     with pytest.raises(InvalidInput):
         timebell.run(app.reschedule(at_once.id, timeout="soon"))
+
+
+def test_a_rescheduled_job_keeps_its_zone(timebell: Kit) -> None:
+    """An instant in UTC does not name a place; only `timezone`, or the ZoneInfo of the time, changes it."""
+    job = timebell.run(timebell.app.schedule_in("work", "1h", timezone="Asia/Seoul"))
+    at = timebell.now + timedelta(hours=2)
+    for run_at, timezone, expected in (
+        (at, None, "Asia/Seoul"),
+        (f"{at:%FT%TZ}", None, "Asia/Seoul"),
+        (at.astimezone(ZoneInfo("Europe/Madrid")), None, "Europe/Madrid"),
+        (at, "UTC", "UTC"),
+    ):
+        job = timebell.run(timebell.app.reschedule(job.id, run_at, timezone=timezone))
+        assert (job.run_at, job.timezone) == (at, expected)
 
 
 def test_jobs_are_listed_by_labels_and_time(timebell: Kit) -> None:

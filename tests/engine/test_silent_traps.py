@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from timebell import Arrived, Cron, Every, Timebell
+from timebell import Arrived, Cron, Every
 from timebell.errors import Conflict, InvalidInput, InvalidRecurrence, NotFound
 from timebell.testing.kit import Kit
 
@@ -178,9 +179,13 @@ def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
         Cron(error.value.fix.rpartition("e.g. ")[2].strip("'."))
 
 
-def test_the_first_use_of_sqlite_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    app = Timebell(f"sqlite:///{tmp_path}/bell.db")
-    with caplog.at_level(logging.INFO):
-        app.sync.open()
-    assert [record.getMessage().partition(" database")[0] for record in caplog.records] == ["created the tables"]
-    app.sync.close()
+def test_the_first_use_of_sqlite_logs_one_line(tmp_path: Path) -> None:
+    """In a process of its own, because Alembic logs when it is loaded."""
+    script = (
+        "import logging, sys; from timebell import Timebell; logging.basicConfig(level=logging.INFO)\n"
+        f"app = Timebell('sqlite:///{tmp_path}/bell.db'); app.sync.open(); app.sync.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert [line.partition(" database")[0] for line in done.stderr.splitlines()] == [
+        "INFO:timebell.store:created the tables"
+    ]

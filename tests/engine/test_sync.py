@@ -172,6 +172,30 @@ def test_importing_and_creating_an_app_starts_no_thread(store_url: str, tmp_path
     assert run("app.sync; print(threading.active_count())", store_url, tmp_path) == ["1"]
 
 
+ENGINE = """
+import asyncio, uvloop
+
+@app.on("async")
+async def wait_briefly(event): await asyncio.sleep(0.01)
+
+@app.on("plain")
+def schedule_another(event): app.sync.schedule_at("async", key="another")
+
+async def main():
+    async with app.running():
+        jobs = [await app.schedule_in(topic, 0.05) for topic in ("async", "plain")]
+        print(*[(await app.wait(job.id, 25)).state for job in jobs])
+    await app.close()
+
+RUN(main())
+"""
+
+
+@pytest.mark.parametrize("run_loop", ["asyncio.run", "uvloop.run"])
+def test_an_engine_runs_without_warnings_on_both_event_loops(store_url: str, tmp_path: Path, run_loop: str) -> None:
+    assert run(ENGINE.replace("RUN", run_loop), store_url, tmp_path) == ["completed", "completed"]
+
+
 FORK = """
 app.sync.schedule_at("before")
 children = []

@@ -545,7 +545,7 @@ def test_serial_and_fixed_delay_schedules_keep_their_order(timebell: Kit, plain:
                 await connection.execute(text(NEW), row(event))
                 await asyncio.sleep(2)
 
-    timebell.app.on("delay")(timebell.app.handlers.handlers_for("queued")[0].function)
+    timebell.app.on("delay")(timebell.app._handlers.handlers_for("queued")[0].function)
     timebell.run(timebell.app.schedule_repeat("queued", Cron("* * * * *"), overlap="queue", max_runs=4, timeout=300))
     timebell.run(
         timebell.app.schedule_repeat(

@@ -430,7 +430,7 @@ def test_a_handler_that_blocks_the_event_loop_is_reported_with_its_location_and_
 
     async def body() -> None:
         async with app.running() as service:
-            app.handlers.monotonic = lambda: passed  # a clock that only handlers advance
+            app._handlers.monotonic = lambda: passed  # a clock that only handlers advance
             job = await app.schedule_at("notifications.task-reminder")
             await service.wait_until_idle()
         assert (await app.get(job.id)).result == "done"

@@ -871,6 +871,6 @@ async def test_schedule_many_creates_the_same_jobs_as_schedule_at(world: World) 
         made = await app.schedule_many(many)
         now = world.clock.now()
         for spec, job in zip(many, made, strict=True):
-            assert job == job_from_new(app.jobs.draft(spec, job.id, now))
+            assert job == job_from_new(app._jobs.draft(spec, job.id, now))
             kept = await app.get(job.id)
             assert dataclasses.replace(kept, adjusted=job.adjusted) == job

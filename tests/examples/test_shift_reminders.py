@@ -18,6 +18,7 @@ import asyncpg
 import pytest
 
 from tests.servers import Postgres
+from timebell.features import FEATURES
 from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.store.open import upgrade
 
@@ -78,7 +79,7 @@ def test_reminders_go_to_everyone_who_has_not_checked_in(
     command = [sys.executable, "-m", "timebell.cli.main", "run", str(EXAMPLE / "app.py"), "--roles", "planner,worker"]
 
     async def body() -> None:
-        await upgrade(url)
+        await upgrade(url, FEATURES)
         shifts = await asyncpg.connect(url)
         for file in ("schema.sql", "install.sql"):
             await shifts.execute((EXAMPLE / file).read_text())

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, create_engine, event, inspect, make_url
 
 from tests.faults.harness import forked
 from tests.servers import MariaDB, Postgres
+from timebell.features import FEATURES
 from timebell.store.open import schema_version, upgrade
 from timebell.store.version import HEAD
 
@@ -30,7 +31,7 @@ def upgrade_until(url: str, count: int) -> None:
         if executed >= count:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
 
 
 def _tables(url: str) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_an_upgrade_killed_at_any_statement_is_resumed(store: str, tmp_path: Any
 
     try:
         url, clean = create("killed"), create("clean")
-        asyncio.run(upgrade(clean))
+        asyncio.run(upgrade(clean, FEATURES))
         for count in range(1, MAX_STATEMENTS):
             process = forked(upgrade_until, url, count)
             process.join()
@@ -66,7 +67,7 @@ def test_an_upgrade_killed_at_any_statement_is_resumed(store: str, tmp_path: Any
                 break
             assert process.exitcode == -signal.SIGKILL
         assert 50 < count < MAX_STATEMENTS - 1
-        asyncio.run(upgrade(url))
+        asyncio.run(upgrade(url, FEATURES))
         assert asyncio.run(schema_version(url)) == HEAD
         assert _tables(url) == _tables(clean)
     finally:

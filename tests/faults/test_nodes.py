@@ -14,6 +14,7 @@ import pytest
 from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, taken_over, wait_until
 from tests.servers import MariaDB, Postgres
 from timebell import Every, JobSpec, Timebell
+from timebell.features import FEATURES
 from timebell.model.job import JobState
 from timebell.store.open import upgrade
 
@@ -77,7 +78,7 @@ def test_a_database_that_stops_and_starts_loses_nothing(
     own_server: Postgres | MariaDB, node: Start, effects: Path
 ) -> None:
     url = own_server.create_database()
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     ask(url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow", catch_up="all"))
     for _ in range(2):
         node(url)

@@ -18,6 +18,7 @@ from tests.unit.cli.conftest import cli as cli
 from timebell import Every, Timebell
 from timebell.engine.history_check import check_history
 from timebell.errors import NotFound, StoreUnreachable
+from timebell.features import FEATURES
 from timebell.store.cluster.rewinds import Rewind, find_lost, list_rewinds
 from timebell.store.open import upgrade
 from timebell.store.recent_writes import Batch
@@ -35,7 +36,7 @@ class Pair:
         folder.chmod(0o755)
         self.primary = PostgresServer(folder / "primary")
         self.primary.start()
-        asyncio.run(upgrade(self.primary.url()))
+        asyncio.run(upgrade(self.primary.url(), FEATURES))
         self.standby = PostgresStandby(folder / "standby", self.primary)
         self.standby.start()
 
@@ -96,11 +97,11 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
             assert stored == rewind
             assert edited.id in stored.examples["schedules"]
             assert stored.reapplied == {"held": 3, "cancels": 1, "pauses": 1}
-            assert (await app.jobs.get(kept[0].id)).state == "cancelled"
+            assert (await app._jobs.get(kept[0].id)).state == "cancelled"
             assert not (await app.schedules.get(paused.id)).enabled
-            assert [(await app.jobs.get(job.id)).hold for job in lost[1:]] == ["backlog"] * 3
+            assert [(await app._jobs.get(job.id)).hold for job in lost[1:]] == ["backlog"] * 3
             with pytest.raises(NotFound):
-                await app.jobs.get(lost[0].id)  # it was cancelled
+                await app._jobs.get(lost[0].id)  # it was cancelled
             return begun, ended
         finally:
             await app.close()
@@ -130,7 +131,7 @@ def test_a_client_without_an_engine_reports_its_losses_with_its_next_call(pair: 
             reported: list[Rewind] = []
             while not reported:
                 with suppress(StoreUnreachable):
-                    await app.jobs.get(kept.id)
+                    await app._jobs.get(kept.id)
                     reported = await app.store.run(list_rewinds, begun)
             assert [rewind.counts["jobs"] for rewind in reported] == [1]
         finally:

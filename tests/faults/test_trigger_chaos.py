@@ -26,6 +26,7 @@ import pytest
 from tests.faults.trigger_history import CheckIn, Fired, Place, RowHistory, RowState, judge
 from tests.servers import Postgres
 from timebell import Timebell
+from timebell.features import FEATURES
 from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.store.open import upgrade
 
@@ -196,7 +197,7 @@ def test_each_row_fires_as_its_history_asks(tmp_path: Path, rows: int) -> None:
 async def _run(folder: Path, server: Postgres, nodes: Nodes, rows: int) -> None:
     (folder / "app.py").write_text(APP)
     (folder / "fired").touch()
-    await upgrade(server.url)
+    await upgrade(server.url, FEATURES)
     pool = await asyncpg.create_pool(server.url, min_size=1, max_size=8)
     options = {"url": server.url, "table": "shifts", "changes": "outbox", "everySeconds": 2, "sweepEverySeconds": 60}
     await pool.execute(

@@ -22,6 +22,7 @@ from tests.unit.cli.process import ROOT
 from timebell import JobSpec, Timebell
 from timebell.clock import system_now
 from timebell.errors import SchemaOutdated
+from timebell.features import FEATURES
 from timebell.store import open as opening
 from timebell.store.version import HEAD
 
@@ -178,13 +179,14 @@ async def _one_shots(url: str) -> dict[str, int]:
 
 def test_a_breaking_migration_refuses_older_releases(releases: Releases) -> None:
     assert releases.migrate(NEXT) == 0
-    assert asyncio.run(opening.upgrade(releases.url)) == (NEXT, NEXT), "an older release leaves newer tables alone"
+    unchanged = asyncio.run(opening.upgrade(releases.url, FEATURES))
+    assert unchanged == (NEXT, NEXT), "an older release leaves newer tables alone"
     assert releases.migrate(AFTER) == 0
     with pytest.raises(SchemaOutdated, match="newer release") as refused:
         make(releases.url, 1, 1)
     assert refused.value.fix == "Upgrade this program."
     with pytest.raises(SchemaOutdated):
-        asyncio.run(opening.upgrade(releases.url))
+        asyncio.run(opening.upgrade(releases.url, FEATURES))
     assert releases.migrate(NEXT) == 0  # old nodes still work on the new tables
 
 

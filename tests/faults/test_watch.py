@@ -23,6 +23,7 @@ from tests.servers import MariaDB, Postgres
 from tests.unit.cli.conftest import Start, start
 from tests.unit.cli.process import Process
 from timebell import Every, Timebell
+from timebell.features import FEATURES
 from timebell.store.open import upgrade
 from timebell.store.transaction import Transaction
 
@@ -164,7 +165,7 @@ def test_an_unresponsive_database_raises_an_alarm(
     how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes
 ) -> None:
     url = own_server.create_database()
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     node(url)
     watch = watching(start, url)
     wait_until(lambda: _beating(url), "the node beats")

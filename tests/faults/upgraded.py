@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.faults.node import FAST, append
 from timebell import Arrived, Timebell
+from timebell.features import FEATURES
 from timebell.store import open as opening
 from timebell.store import version as schema
 
@@ -25,7 +26,7 @@ def main(migrations: str, version: str, since: str, url: str, effects: str) -> N
             module.HEAD = version  # type: ignore[attr-defined]
         opening.WORKS_SINCE, opening.MIGRATIONS = since, Path(migrations)
     if effects == "migrate":
-        print(asyncio.run(opening.upgrade(url)))
+        print(asyncio.run(opening.upgrade(url, FEATURES)))
         return
     app = Timebell(url, timezone="UTC")
 

@@ -266,7 +266,7 @@ class Receiver:
 @virtual
 async def test_http_deliveries_are_counted_by_status_class(world: World) -> None:
     app = world.app()
-    app.targets_by_kind["http"] = Receiver()
+    app._targets_by_kind["http"] = Receiver()
     for status in (204, 410, 503, 500):
         await app.schedule_at("t", payload=status, target={"kind": "http"}, retry={"attempts": 1})
     async with engine(app) as service:

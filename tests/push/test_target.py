@@ -65,7 +65,7 @@ class ScriptedProvider:
 
 def app_with(world: World, provider: ScriptedProvider) -> Timebell:
     app = world.app()
-    app.targets_by_kind["push"] = PushTarget(lambda: provider, app.clock.now)
+    app._targets_by_kind["push"] = PushTarget(lambda: provider, app.clock.now)
     return app
 
 

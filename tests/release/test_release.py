@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib.util
 import json
 import os
@@ -107,6 +108,32 @@ def test_the_wheel_contains_no_test_packages_and_one_migration(tmp_path: Path) -
     assert {Path(name).parts[0] for name in modules} == {"timebell"}
     assert not [name for name in modules if re.search(r"torture|emulator|testing/fcm", name)]
     assert len([name for name in modules if "/migrations/versions/" in name]) == 1
+
+
+def test_the_metadata_has_links_license_and_classifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a wheel that is built from an sdist, where nothing else knows the address."""
+    monkeypatch.setenv("TIMEBELL_PROJECT_URL", "https://example.com/timebell/")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path / "sdist"], cwd=ROOT,
+                   check=True, capture_output=True)  # fmt: skip
+    monkeypatch.delenv("TIMEBELL_PROJECT_URL")
+    (sdist,) = (tmp_path / "sdist").iterdir()
+    with tarfile.open(sdist) as packed:
+        packed.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    build_wheel(source, tmp_path / "wheel")
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    urls = dict(entry.split(", ") for entry in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Homepage", "Documentation", "Changelog", "Repository", "Issues"}
+    assert urls["Repository"] == "https://example.com/timebell"
+    assert {"Typing :: Typed", "Framework :: Django"} <= set(metadata.get_all("Classifier", []))
+    assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert metadata["Maintainer"] == "The Timebell maintainers"
+    readme = metadata.get_payload()
+    assert "](https://example.com/timebell/blob/main/docs/start/first-steps.md)" in readme
+    assert not re.search(r"\]\((?!https?:|#)", readme)
 
 
 @pytest.mark.parametrize(

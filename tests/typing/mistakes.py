@@ -146,3 +146,19 @@ def specs() -> None:
     Every("1h", since="last")  # mistake
     Cron("0 9 * * *", gap="later")  # mistake
     app.queue("mail", concurency=2)  # mistake
+
+
+async def use_namespaces() -> None:
+    await app.audit(AT, AT, schedul="digest")  # mistake
+    await app.schedules.pause(7)  # mistake
+    await app.schedules.pause("id", "lunch", "again")  # mistake
+    await app.schedules.list(limit="10")  # mistake
+    await app.targets.put("crm", "http", ["url"])  # mistake
+    await app.devices.register("token", platform="symbian")  # mistake
+    await app.devices.register("token", user="ana")  # mistake
+    await app.campaigns.repeat({}, Cron("0 9 * * *"), catchup="all")  # mistake
+    await app.triggers.put("t", "shifts", "start_at", "shift.remind", offset=["-15m"])  # mistake
+    await app.triggers.put("t", "shifts", "start_at", "shift.remind", edge="middle")  # mistake
+    app.sync.triggers.put("t", "shifts", "start_at", "shift.remind", priority="high")  # mistake
+    app.sync.devices.register("token", age="old")  # mistake
+    print(app.jobs)  # mistake

@@ -42,7 +42,7 @@ def hostile_app(url: str) -> Timebell:
     """Return an app with one handler that succeeds and one that fails."""
     app = Timebell(url)
     app.settings = replace(app.settings, **FCM)
-    app.targets_by_kind["http"] = Receiver()
+    app._targets_by_kind["http"] = Receiver()
 
     @app.on("tea.ready")
     async def ready(event: Arrived) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import event, insert
 
 from tests.api.web import NIGHTLY
+from timebell import Arrived
 from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.billing_months import billing_month, month_start
@@ -83,6 +84,19 @@ async def test_the_nodes_page_shows_load_and_past_leaders(serve: Serve) -> None:
             "alpha stopped sending heartbeats", "beta stopped leading", "no leader since",
         ):  # fmt: skip
             assert word in text, word
+
+
+async def test_the_nodes_page_shows_the_schedules_that_each_release_defines(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        app = browser.app
+
+        @app.schedule("digest", cron="0 9 * * *", timezone="UTC")
+        async def digest(event: Arrived) -> None: ...
+
+        async with app.running() as service:
+            await service.wait_until_idle()
+            row = (await browser.get("/ui/nodes")).text.split('data-label="Schedules in code">')[1].split("</td>")[0]
+            assert re.sub(r"<[^>]+>", " ", row).split() == ["digest", service.node.deployment.id]
 
 
 async def test_the_tenants_page_shows_monthly_quotas(serve_sqlite: Serve) -> None:

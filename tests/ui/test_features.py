@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ from sqlalchemy import Table, create_engine, inspect
 from tests.api.web import SECRET
 from timebell import Arrived, Timebell
 from timebell.api import v1
-from timebell.errors import NotFound
+from timebell.errors import NotFound, SchemaOutdated
 from timebell.feature import Feature
 from timebell.features import FEATURES
+from timebell.store.open import _run_on_connection
 
 Serve = Callable[..., Any]
 PARTS = {
@@ -99,3 +102,33 @@ def test_command_line_runs_without_a_feature(left_out: Feature) -> None:
     commands = {line.split()[0] for line in ran.stdout.splitlines() if line.startswith("  ") and line.strip()}
     assert PARTS[name][3] not in commands
     assert {"schedule", "job", *(command for *_, command in PARTS.values())} - {PARTS[name][3]} <= commands
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
+def test_tables_of_a_feature_are_created_when_it_is_enabled(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store == "sqlite":
+        url = f"sqlite:///{tmp_path}/bell.db"
+    else:
+        url = request.getfixturevalue(store).create_database()
+    tables = {feature.name: own_tables(feature) for feature in FEATURES}
+    monkeypatch.setenv("TIMEBELL_FEATURES", "none")
+    assert upgraded_tables(url) & set.union(*tables.values()) == set()
+    monkeypatch.setenv("TIMEBELL_FEATURES", "triggers")
+    if store != "sqlite":  # whose tables are created by the first use
+        with pytest.raises(SchemaOutdated, match="lacks the table timebell_items"):
+            Timebell(url, timezone="UTC").sync.list()
+    assert upgraded_tables(url) & set.union(*tables.values()) == tables["triggers"]
+    monkeypatch.delenv("TIMEBELL_FEATURES")
+    assert set.union(*tables.values()) <= upgraded_tables(url)
+
+
+def upgraded_tables(url: str) -> set[str]:
+    """Upgrade the tables, use the app, and return the names of the tables."""
+    app = Timebell(url, timezone="UTC")
+    app.sync.upgrade()
+    app.sync.schedule_at("work")
+    table_names = asyncio.run(_run_on_connection(url, lambda connection: inspect(connection).get_table_names()))
+    app.sync.close()
+    return set(table_names)

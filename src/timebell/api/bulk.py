@@ -62,7 +62,7 @@ async def import_jobs(
         )
     if timezone is not None:
         zone(timezone)
-    reader = LineReader(ctx.app.jobs, past, timezone, functools.partial(resolve_tenant, ctx))
+    reader = LineReader(ctx.app._jobs, past, timezone, functools.partial(resolve_tenant, ctx))
     operation = new_operation(ctx, OperationKind.IMPORT, {"past": past, "timezone": timezone}, None, ctx.now)
     ctx.subject = operation.id
     async with ctx.app.store.begin() as ctx.connection:

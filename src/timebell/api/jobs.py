@@ -145,10 +145,10 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
     spec = parse_job(fields)
     spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
     require_query_permission(ctx, spec.unless)
-    (created,) = await ctx.app.jobs.create([spec], on_conflict=on_conflict, connection=ctx.connection)
+    (created,) = await ctx.app._jobs.create([spec], on_conflict=on_conflict, connection=ctx.connection)
     if isinstance(created, str):  # the id of the existing job
         ctx.subject = created
-        return job_response(await ctx.app.jobs.get(created, spec.tenant_id, ctx.connection))
+        return job_response(await ctx.app._jobs.get(created, spec.tenant_id, ctx.connection))
     ctx.subject = created.id
     job = job_from_new(created)
     return job_response(job, 201, await warn_if_unhandled(ctx, job.topic, job.target))
@@ -161,7 +161,7 @@ async def preview_job(body: JobIn, ctx: Context) -> Response:
     fields.pop("onConflict", None)
     spec = parse_job(fields)
     spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
-    job = job_from_new(ctx.app.jobs.draft(spec, new_id(ctx.now), ctx.now))
+    job = job_from_new(ctx.app._jobs.draft(spec, new_id(ctx.now), ctx.now))
     request = ctx.app.render_request(
         job.target, job_id=job.id, tenant_id=job.tenant_id, topic=job.topic, payload=job.payload,
         metadata=job.metadata, timezone=job.timezone, scheduled_at=job.scheduled_at, fired_at=job.run_at,
@@ -229,7 +229,7 @@ async def list_jobs(
                 "Only pending jobs, of all queues or of one, are sorted by runAt.", code="INVALID_SORT",
                 fix="Use status=pending and queue, or leave out sort.",
             )  # fmt: skip
-        page = await ctx.app.jobs.list_next_due(resolve_tenant(ctx, tenant_id), queue, limit, cursor)
+        page = await ctx.app._jobs.list_next_due(resolve_tenant(ctx, tenant_id), queue, limit, cursor)
         return page_response(page, [render_job(job) for job in page])
     start, end = parse_period(from_, to)
     search = JobSearch(
@@ -244,7 +244,7 @@ async def list_jobs(
         "tenant_id": resolve_tenant(ctx, tenant_id), "topic": topic, "owner_id": owner_id, "schedule_id": schedule_id,
         "key": key, "queue": queue,
     }  # fmt: skip
-    page = await ctx.app.jobs.list(equal, status, limit, cursor, min_attempts, search)
+    page = await ctx.app._jobs.list(equal, status, limit, cursor, min_attempts, search)
     return page_response(page, [render_job(job) for job in page])
 
 
@@ -294,8 +294,8 @@ async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Res
         require(ctx.caller.role, Role.EDITOR)  # the same role as for creating a job
     await _load_for_change(ctx, id)
     if "payload" not in fields:
-        return job_response(await ctx.app.jobs.retry(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
-    created = await ctx.app.jobs.retry_with_payload(id, fields["payload"], ctx.tenant_id, ctx.connection)
+        return job_response(await ctx.app._jobs.retry(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
+    created = await ctx.app._jobs.retry_with_payload(id, fields["payload"], ctx.tenant_id, ctx.connection)
     return job_response(await find_job(ctx, created.id), 201)
 
 
@@ -303,7 +303,7 @@ async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Res
 async def redeliver_job(id: Id, ctx: Context) -> Response:
     """Send a completed or failed job to its target again: same job, message id with the suffix `.rN`."""
     await _load_for_change(ctx, id)
-    return job_response(await ctx.app.jobs.redeliver(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
+    return job_response(await ctx.app._jobs.redeliver(id, ctx.tenant_id, ctx.connection, ctx.caller.actor))
 
 
 async def find_job(ctx: Context, id_: str) -> Job:

@@ -15,6 +15,7 @@ from timebell.store.cluster import nodes as rows
 from timebell.store.cluster import workers as worker_rows
 from timebell.store.cluster.nodes import Lease, Node
 from timebell.store.cluster.workers import RemoteWorker
+from timebell.store.schedules import deployments
 from timebell.tenancy.roles import Role
 
 MAX_LEADERSHIPS = 20
@@ -38,6 +39,19 @@ class NodeOut(ResponseBody):
     tzdata: str
     routes: Annotated[
         HandledRoutes | None, Field(description="Handled topics and targets; null unless the key is a platform key.")
+    ]
+    deployment: Annotated[
+        str | None,
+        Field(
+            description="Release of the program that it runs; null if that defines nothing, or without a platform key."
+        ),
+    ]
+    defines: Annotated[
+        list[str] | None,
+        Field(
+            description="Names of the schedules that this release defines in code, the first 500 of all releases;"
+            " null unless the key is a platform key."
+        ),
     ]
     started_at: Instant
     last_heartbeat_at: Instant
@@ -112,11 +126,12 @@ async def list_nodes(ctx: Context, limit: Limit = 500, cursor: Cursor = None) ->
     own_tenant = None if ctx.caller.is_platform else ctx.tenant_id
     workers: list[RemoteWorker] = await ctx.run(worker_rows.list_workers, own_tenant)
     running: dict[str, int] = await ctx.run(worker_rows.count_running) if workers else {}
+    defined = await ctx.run(deployments.list_definitions) if ctx.caller.is_platform else None
     leader = (
         {"nodeId": lease.holder, "since": format_utc(lease.acquired_at), "fence": lease.fence} if lease.holder else None
     )
     return json_response({
-        "items": [_render_node(ctx, node, lease) for node in rest[:limit]],
+        "items": [_render_node(ctx, node, lease, defined) for node in rest[:limit]],
         "workers": [_render_worker(worker, running) for worker in workers],
         "nextCursor": rest[limit - 1].id if len(rest) > limit else None, "leader": leader,
         "leaderChanges": lease.fence,
@@ -142,10 +157,13 @@ async def drain_node(id: Id, ctx: Context) -> Response:
     return json_response({"id": valid_id, "draining": True})
 
 
-def _render_node(ctx: Context, node: Node, lease: Lease) -> dict[str, Any]:
-    handled = node.routes.to_json() if ctx.caller.is_platform else None
+def _render_node(ctx: Context, node: Node, lease: Lease, defined: dict[str, list[str]] | None) -> dict[str, Any]:
+    own: dict[str, Any] = {"routes": None, "deployment": None, "defines": None}
+    if defined is not None:
+        names = defined.get(node.deployment or "", [])
+        own = {"routes": node.routes.to_json(), "deployment": node.deployment, "defines": names}
     return {
-        "id": node.id, "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": handled,
+        "id": node.id, "name": node.name, "version": node.version, "tzdata": node.tzdata, **own,
         "startedAt": format_utc(node.started_at), "lastHeartbeatAt": format_utc(node.seen_at),
         "alive": ctx.now - node.seen_at <= timedelta(seconds=ctx.app.settings.scheduler_lease),
         "leader": node.id == lease.holder, "draining": node.draining, "slots": node.slots, "running": node.running,

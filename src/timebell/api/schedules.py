@@ -495,7 +495,7 @@ async def list_executions(
         start=None if from_ is None else parse_timestamp(from_, "from"),
         end=None if to is None else parse_timestamp(to, "to"),
     )
-    page = await ctx.app.jobs.list(filters, status, limit, cursor, search=search)
+    page = await ctx.app._jobs.list(filters, status, limit, cursor, search=search)
     return page_response(page, [render_execution(job) for job in page])
 
 

@@ -20,7 +20,7 @@ from timebell.model.planned_job import build_job
 from timebell.store import backup as copies
 from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
-from timebell.store.open import BACKEND_BY_SCHEME, open_store, upgrade
+from timebell.store.open import BACKEND_BY_SCHEME, open_store
 from timebell.store.schedules import after_restore
 from timebell.store.schedules.after_restore import HeldAfterRestore
 from timebell.store.urls import parse_database_url, split_hosts
@@ -128,9 +128,9 @@ async def _replace_database(file: Path, target: Path) -> tuple[HeldAfterRestore,
 
 async def _hold_due_work(url: str) -> HeldAfterRestore:
     """Upgrade the schema and hold all due work. Raises StoreInUse, Conflict (NODES_STILL_RUNNING)."""
-    await upgrade(url)  # raises SchemaOutdated if the schema is newer
     app = Timebell(url, timezone="UTC")
     try:
+        await app.upgrade()  # raises SchemaOutdated if the schema is newer
         await app.open()
         if app.store.multi_node:
             await _check_no_live_nodes(app.store)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
-from timebell import settings
+from timebell import Timebell, settings
 from timebell.cli.output import DIFFERENT, OK, print_message, print_record
 from timebell.cli.progress import explain_interrupt
-from timebell.clock import system_now
-from timebell.store.open import is_compatible, open_store, parse_url, schema_version, upgrade
+from timebell.feature import Feature
+from timebell.store.open import is_compatible, parse_url, read_schema
 from timebell.store.version import HEAD
 
 
@@ -24,43 +25,56 @@ def is_missing(url: str) -> bool:
     return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or ":memory:").exists()
 
 
-async def find_schema_version(url: str) -> str | None:
-    """Return the schema version of a database, None without tables. Raises StoreUnreachable, InvalidInput."""
-    open_store(url, system_now)  # raises InvalidInput for unsupported databases
-    return None if is_missing(url) else await schema_version(url)
+async def find_schema(url: str, features: Iterable[Feature] = ()) -> tuple[str | None, list[str]]:
+    """Return the schema version of a database, None without tables, and the missing tables of `features`.
+
+    Raises StoreUnreachable, InvalidInput.
+    """
+    return (None, []) if is_missing(url) else await read_schema(url, features)
 
 
 def upgrade_tables(database: str | None, *, check: bool) -> int:
     """Upgrade the schema, or with `check` only report whether an upgrade is needed; return the exit code."""
-    url = settings.load(database_url=database).database_url
+    app = Timebell(database)
+    version, missing = asyncio.run(find_schema(app.settings.database_url, app.features))
+    shown = redact_url(app.settings.database_url)
     if check:
-        version = asyncio.run(find_schema_version(url))
-        if version == HEAD:
-            print_message(f"{redact_url(url)} is current ({HEAD}).")
-            return OK
-        if asyncio.run(is_compatible(url, version)):
-            print_message(
-                f"{redact_url(url)} has schema {version} of a newer release; this one ({HEAD}) is compatible."
-            )
-            return OK
-        print_message(
-            f"{redact_url(url)} has {f'schema {version}' if version else 'no tables'}; this release needs {HEAD}."
-            " Run: timebell db upgrade"
-        )
-        return DIFFERENT
-    asyncio.run(find_schema_version(url))
+        return _report_schema(app, version, missing)
     with explain_interrupt(lambda: "Run the command again: it continues where it stopped."):
-        before, after = asyncio.run(upgrade(url))
-    done = "is already current" if before == after else f"upgraded from {before or 'no tables'} to"
-    print_message(f"{redact_url(url)} {done} ({after})." if before == after else f"{redact_url(url)} {done} {after}.")
+        after = asyncio.run(app.upgrade())
+    if missing:
+        print_message(f"{shown} got {', '.join(missing)} ({after}).")
+    elif version == after:
+        print_message(f"{shown} is already current ({after}).")
+    else:
+        print_message(f"{shown} upgraded from {version or 'no tables'} to {after}.")
     return OK
+
+
+def _report_schema(app: Timebell, version: str | None, missing: list[str]) -> int:
+    url = app.settings.database_url
+    if missing:
+        print_message(f"{redact_url(url)} lacks {', '.join(missing)}. Run: timebell db upgrade")
+        return DIFFERENT
+    if version == HEAD:
+        print_message(f"{redact_url(url)} is current ({HEAD}).")
+        return OK
+    if asyncio.run(is_compatible(url, version)):
+        print_message(f"{redact_url(url)} has schema {version} of a newer release; this one ({HEAD}) is compatible.")
+        return OK
+    print_message(
+        f"{redact_url(url)} has {f'schema {version}' if version else 'no tables'}; this release needs {HEAD}."
+        " Run: timebell db upgrade"
+    )
+    return DIFFERENT
 
 
 def show_status(database: str | None, output_format: str | None) -> int:
     """Print the schema version of the database and the one this release needs; return the exit code."""
-    chosen = settings.load(database_url=database, output=output_format)
-    version = asyncio.run(find_schema_version(chosen.database_url))
-    is_current = asyncio.run(is_compatible(chosen.database_url, version))
-    facts = {"database": redact_url(chosen.database_url), "schema": version, "needed": HEAD, "current": is_current}
-    print_record(facts, chosen.output)
+    app = Timebell(database)
+    version, missing = asyncio.run(find_schema(app.settings.database_url, app.features))
+    is_current = not missing and asyncio.run(is_compatible(app.settings.database_url, version))
+    shown = redact_url(app.settings.database_url)
+    facts = {"database": shown, "schema": version, "needed": HEAD, "current": is_current}
+    print_record(facts, settings.load(output=output_format).output)
     return OK

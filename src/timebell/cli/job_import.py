@@ -75,7 +75,7 @@ class Importer:
     def __init__(self, app: Timebell, file: Path, past: str) -> None:
         self.app = app
         self.file = file
-        self.reader = LineReader(app.jobs, past, app.settings.default_timezone, lambda tenant_id: tenant_id)
+        self.reader = LineReader(app._jobs, past, app.settings.default_timezone, lambda tenant_id: tenant_id)
         self.rejected_file = file.with_name(f"{file.stem}.rejected.ndjson")
         self.counts = ImportCounts()
 
@@ -111,12 +111,12 @@ class Importer:
         batch = self.reader.read(lines, self.app.clock.now())
         for (number, line), error in batch.rejected:
             self._reject(number, line, error)
-        unknown_targets = await self.app.jobs.find_unknown_targets(batch.jobs)
+        unknown_targets = await self.app._jobs.find_unknown_targets(batch.jobs)
         for job, (number, line) in zip(batch.jobs, batch.lines, strict=True):
             if job.id in unknown_targets:
                 self._reject(number, line, target_not_found(str(job.target_name)))
         new = [job for job in batch.jobs if job.id not in unknown_targets]
-        already_stored = await self.app.jobs.insert_drafts(new)
+        already_stored = await self.app._jobs.insert_drafts(new)
         self.counts.skipped += batch.skipped
         self.counts.existing += already_stored
         self.counts.created += len(new) - already_stored

@@ -29,7 +29,7 @@ from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
 from timebell.cli.users import user
 from timebell.errors import TimebellError
-from timebell.features import FEATURES
+from timebell.features import FEATURES, enabled_features
 
 HELP = """Durable job scheduler: each job runs at its time, once, in the right time zone.
 
@@ -194,9 +194,10 @@ def db_zones(against: Path | None, database: str | None, output: str | None) -> 
 @click.option("--prefix", default="timebell", show_default=True, metavar="NAME", help="Prefix of the role names.")
 def db_roles(prefix: str) -> None:
     """Print SQL that creates least-privilege roles (PostgreSQL): node, client, reader."""
+    from timebell import settings
     from timebell.cli import privileges
 
-    raise click.exceptions.Exit(privileges.print_roles(prefix, FEATURES))
+    raise click.exceptions.Exit(privileges.print_roles(prefix, enabled_features(settings.load())))
 
 
 @root.command("backup")
@@ -238,7 +239,7 @@ def doctor(database: str | None, output: str | None) -> None:
     """Find problems in the database, the settings and this machine, and work that is stuck."""
     from timebell.cli.doctor import report as doctors
 
-    raise click.exceptions.Exit(doctors.examine(database, output))
+    raise click.exceptions.Exit(doctors.examine(database, output, enabled_features))
 
 
 @root.command()

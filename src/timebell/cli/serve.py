@@ -87,7 +87,7 @@ async def _dev(app: Timebell, files: list[Path]) -> Path | None:
     async with AsyncExitStack() as services:
         services.push_async_callback(app.close)  # last, because requests in progress use the store
         app._add_targets()  # within the event loop, because some targets need it
-        for kinds in (app.targets_by_kind, app.named_targets_by_kind):
+        for kinds in (app._targets_by_kind, app._named_targets_by_kind):
             kinds.update({kind: print_deliveries(target, app.clock) for kind, target in kinds.items()})
         await services.enter_async_context(_http_servers(app, configuration.ROLES, open_here=True))
         await services.enter_async_context(_background_task(_announce(app, print_message)))

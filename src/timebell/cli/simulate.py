@@ -167,7 +167,7 @@ def _simulate_targets(app: Timebell, scenario: Scenario, world: World) -> None:
     app._custom_targets = {kind: SimulatedTarget(kind, scenario, world.clock) for kind in app._custom_targets}
     internal_kinds = (kind for feature in app.features for kind in feature.internal_target_kinds)
     kinds = (*target_kinds(app.features), *internal_kinds, *app._custom_targets)
-    app.targets_by_kind |= {kind: SimulatedTarget(kind, scenario, world.clock) for kind in kinds}
+    app._targets_by_kind |= {kind: SimulatedTarget(kind, scenario, world.clock) for kind in kinds}
 
 
 def _run_world(world: World, app: Timebell, scenario: Scenario, start: datetime, end: datetime) -> None:

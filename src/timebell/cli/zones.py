@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from timebell import settings
-from timebell.cli.database import find_schema_version, redact_url
+from timebell.cli.database import find_schema, redact_url
 from timebell.cli.output import DIFFERENT, OK, print_data, print_message, print_records
 from timebell.clock import system_now
 from timebell.errors import InvalidInput
@@ -102,7 +102,7 @@ class _Comparison:
 
 
 async def _compare(url: str, other: Release | None) -> _Comparison:
-    version = await find_schema_version(url)
+    version, _ = await find_schema(url)
     if version != HEAD and not await is_compatible(url, version):
         raise schema_outdated(redact_url(url), version)
     installed = installed_release()

@@ -159,6 +159,13 @@ def _to_utc(value: datetime) -> datetime:
         raise InvalidInstant(f"run_at is in the year {value.year}; the last one is {LAST_YEAR}.") from None
 
 
+def is_utc(value: Any) -> bool:
+    """Return whether a `run_at` is an instant in UTC, and so does not name the zone of a place."""
+    if isinstance(value, str):
+        value = _parse(value)
+    return isinstance(value, datetime) and _own_zone(value) == "UTC"
+
+
 def _own_zone(value: datetime | None) -> str | None:
     if value is None or value.tzinfo is None:
         return None

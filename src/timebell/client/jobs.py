@@ -338,7 +338,10 @@ class Jobs:
             if run_at is None and changes:
                 times: dict[str, Any] = {"run_at": old.run_at, "timezone": old.timezone, "local_time": old.local_time}
             else:
-                times = datetimes.resolve_run_at(run_at, timezone, old.timezone, now).fields()
+                is_kept = timezone is None and datetimes.is_utc(run_at)
+                times = datetimes.resolve_run_at(
+                    run_at, old.timezone if is_kept else timezone, old.timezone, now
+                ).fields()
             return self._changed_columns(old, changes, times["run_at"], now) | times if changes else times
 
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from timebell.errors import StoreUnreachable
+from timebell.features import FEATURES
 from timebell.model.routes import ALL_ROUTES
 from timebell.sim.caller_transactions import CallerTransactions, is_supported
 from timebell.sim.frozen import current_node
@@ -250,7 +251,7 @@ def _schema_sql() -> str:
     engine = engine_for("sqlite:///:memory:")
     with engine.connect() as connection:
         with connection.begin():
-            migrate(connection)
+            migrate(connection, FEATURES)
         driver: Any = connection.connection.driver_connection
         return "\n".join(driver.iterdump())
 

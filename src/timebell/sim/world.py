@@ -175,7 +175,7 @@ class World:
             self.database.multi_node = (nodes or self._nodes) > 1
             await asyncio.gather(*(self._start_node(f"node-{number + 1}") for number in range(nodes or self._nodes)))
         for node in list(self._running):
-            if len(node.app.handlers) != len(self.app.handlers):
+            if len(node.app._handlers) != len(self.app._handlers):
                 await self._stop(node)
                 await self._start_node(node.name)
 
@@ -475,8 +475,8 @@ class World:
         self.database.is_down = False
         await asyncio.gather(*(node.task for node in self._all_runs if node.task is not None), *self._start_tasks)
         for node in self._all_runs:
-            if node.app.handlers.threads is not None:
-                node.app.handlers.threads.shutdown()
+            if node.app._handlers.threads is not None:
+                node.app._handlers.threads.shutdown()
         await self.database.close()
 
     def _set_database_down(self, is_down: bool) -> None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, inspect, make_url
+from sqlalchemy import URL, Connection, Table, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from timebell.errors import InvalidInput, StoreUnreachable
+from timebell.feature import Feature
 from timebell.store.dialects.base import Store
+from timebell.store.metadata import tables_of
 from timebell.store.subscribers import Subscribers
 from timebell.store.urls import SCHEMA_NAME, SUPPORTED_OPTIONS, parse_database_url
 from timebell.store.version import HEAD, VERSION_TABLE, WORKS_SINCE, schema_outdated
@@ -140,16 +143,21 @@ def _unsupported_option(backend: str, name: str) -> InvalidInput:
     )
 
 
-async def schema_version(url: str) -> str | None:
-    """Return the schema version of a database; None if it has no Timebell tables. Raises StoreUnreachable."""
+async def read_schema(url: str, features: Iterable[Feature] = ()) -> tuple[str | None, list[str]]:
+    """Return the schema version of a database, and the tables of `features` that it does not have.
 
-    def read_version(connection: Connection) -> str | None:
-        if not inspect(connection).has_table(VERSION_TABLE):
-            return None
+    The version is None if there are no Timebell tables. Raises StoreUnreachable.
+    """
+
+    def read(connection: Connection) -> tuple[str | None, list[str]]:
+        present = set(inspect(connection).get_table_names())
+        if VERSION_TABLE not in present:
+            return None, []
         version = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608
-        return None if version is None else str(version)
+        missing = [table.name for table in tables_of(features) if table.name not in present]
+        return None if version is None else str(version), missing
 
-    return await _run_on_connection(url, read_version, begin="BEGIN")
+    return await _run_on_connection(url, read, begin="BEGIN")
 
 
 async def is_compatible(url: str, found_version: str | None) -> bool:
@@ -167,22 +175,28 @@ def _supports_this_release(connection: Connection) -> bool:
     return since is not None and since <= HEAD
 
 
-async def upgrade(url: str) -> tuple[str | None, str]:
-    """Upgrade the tables to this release; return the versions before and after.
+async def schema_version(url: str) -> str | None:
+    """Return the schema version of a database; None if it has no Timebell tables. Raises StoreUnreachable."""
+    return (await read_schema(url))[0]
+
+
+async def upgrade(url: str, features: Iterable[Feature]) -> tuple[str | None, str]:
+    """Upgrade the tables of the core and of `features` to this release; return the versions before and after.
 
     Safe to run at any time, from any host: nodes keep running, and if their transactions block the migration for more
     than a second it is rolled back and tried again. Tables of a newer release on which this one works are not changed.
     Raises StoreUnreachable, SchemaOutdated.
     """
+    upgrade_tables = partial(migrate, features=tuple(features))
     for _ in range(MAX_UPGRADE_ATTEMPTS):
         try:
-            return await _run_on_connection(url, migrate)
+            return await _run_on_connection(url, upgrade_tables, may_be_long=True)
         except (StoreUnreachable, DBAPIError) as error:
             busy = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) == LOCK_NOT_AVAILABLE
             if not busy and not (_backend(url) == "mysql" and _is_lock_timeout_of_mariadb(error)):
                 raise
             await _run_on_connection(url, _sleep_briefly)
-    return await _run_on_connection(url, migrate)
+    return await _run_on_connection(url, upgrade_tables, may_be_long=True)
 
 
 def _is_lock_timeout_of_mariadb(error: BaseException) -> bool:
@@ -208,11 +222,15 @@ def _sleep_briefly(connection: Connection) -> None:
     connection.exec_driver_sql(f"SELECT {sleep}(0.5)").close()
 
 
-def migrate(connection: Connection) -> tuple[str | None, str]:
-    """Upgrade the tables in the transaction of an open connection; return the versions before and after."""
-    from alembic import command
-    from alembic.config import Config
-    from alembic.migration import MigrationContext
+def migrate(connection: Connection, features: Iterable[Feature]) -> tuple[str | None, str]:
+    """Upgrade the tables in the transaction of an open connection; return the versions before and after.
+
+    Migrations create the tables of the core. Those of a feature are created once it is enabled, from their definition.
+    """
+    with _alembic_log_reduced():  # its modules log when they are loaded
+        from alembic import command
+        from alembic.config import Config
+        from alembic.migration import MigrationContext
 
     options = {"version_table": VERSION_TABLE}
     if connection.dialect.name == "postgresql":  # one migrator at a time
@@ -234,10 +252,26 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     config.attributes["connection"] = connection
     with _alembic_log_reduced():
         command.upgrade(config, "head")
+    for table in tables_of(features):
+        if not _is_complete(connection, table):
+            table.create(connection, checkfirst=False)
     done = "created the tables" if before is None else f"upgraded the tables from {before}"
     log.info("%s database=%s version=%s", done, connection.engine.url.render_as_string(), HEAD)
     connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET works_since = '{WORKS_SINCE}'")  # noqa: S608
     return before, HEAD
+
+
+def _is_complete(connection: Connection, table: Table) -> bool:
+    """Return whether a table exists, on MariaDB with all indexes: there an interrupted upgrade may have left some out.
+
+    The statements that create them are idempotent there, but should not wait for the locks of nodes without a need.
+    """
+    inspector = inspect(connection)
+    if not inspector.has_table(table.name):
+        return False
+    if connection.dialect.name != "mysql":
+        return True
+    return {index.name for index in table.indexes} <= {index["name"] for index in inspector.get_indexes(table.name)}
 
 
 def _create_schema(connection: Connection) -> None:
@@ -248,7 +282,9 @@ def _create_schema(connection: Connection) -> None:
             connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
 
 
-async def _run_on_connection(url: str, function: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE") -> R:
+async def _run_on_connection(
+    url: str, function: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE", *, may_be_long: bool = False
+) -> R:
     if _backend(url) == "sqlite":
         return await asyncio.to_thread(_run_on_sqlite, url, function, begin)
     if _backend(url) == "mysql":
@@ -258,7 +294,7 @@ async def _run_on_connection(url: str, function: Callable[[Connection], R], begi
     from timebell.store.dialects.postgres import store as postgres
     from timebell.store.dialects.postgres.server import PostgresServer
 
-    timeout = postgres.MIGRATION_TIMEOUT_SECONDS if function is migrate else postgres.STATEMENT_TIMEOUT_SECONDS
+    timeout = postgres.MIGRATION_TIMEOUT_SECONDS if may_be_long else postgres.STATEMENT_TIMEOUT_SECONDS
     engine = postgres.engine_for(PostgresServer(url), statement_timeout=timeout)
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     try:

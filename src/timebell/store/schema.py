@@ -93,6 +93,13 @@ schedules = Table(
         postgresql_where=text("target IS NOT NULL"),
         sqlite_where=text("target IS NOT NULL"),
     ),
+    # For the heartbeats of programs that define schedules.
+    Index(
+        "timebell_schedules_deployment",
+        "deployment",
+        postgresql_where=text("deployment IS NOT NULL"),
+        sqlite_where=text("deployment IS NOT NULL"),
+    ),
     # Schedules that do not fire: few, and counted every time the gauges are read.
     Index(
         "timebell_schedules_off",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from timebell.errors import SchemaOutdated
 
 VERSION_TABLE = "timebell_version"
@@ -15,8 +17,8 @@ without it.
 """
 
 
-def schema_outdated(url: str, found_version: str | None) -> SchemaOutdated:
-    """Create the error for a database whose tables do not fit this release."""
+def schema_outdated(url: str, found_version: str | None, missing: Sequence[str] = ()) -> SchemaOutdated:
+    """Create the error for a database whose tables do not fit this release, or lack those `missing` of a feature."""
     if found_version is not None and found_version > HEAD:
         return SchemaOutdated(
             f"The database {url.split('@')[-1]} has the tables of a newer release ({found_version});"
@@ -24,7 +26,9 @@ def schema_outdated(url: str, found_version: str | None) -> SchemaOutdated:
             fix="Upgrade this program.",
         )
     state = f"has the tables of version {found_version}" if found_version else "has no Timebell tables yet"
+    needed = f"this release needs {HEAD}"
+    if found_version == HEAD:
+        state, needed = f"lacks the table {missing[0]}", "an enabled feature needs it"
     return SchemaOutdated(
-        f"The database {url.split('@')[-1]} {state}; this release needs {HEAD}.",
-        fix="Run: timebell db upgrade, or await app.upgrade().",
+        f"The database {url.split('@')[-1]} {state}; {needed}.", fix="Run: timebell db upgrade, or await app.upgrade()."
     )

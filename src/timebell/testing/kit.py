@@ -222,7 +222,7 @@ class Kit:
         for schedule in schedules:
             next_fire = format_instant(schedule.next_fire_at) if schedule.next_fire_at else "no time"
             lines.append(f"schedule {schedule.name}: next at {next_fire}")
-        if not self.app.handlers.handlers_for(topic):
+        if not self.app._handlers.handlers_for(topic):
             lines.append("No handler is registered for this topic.")
         others = {run.topic for run in self.world.history()} | {schedule.topic for schedule in self.world.schedules()}
         if similar := get_close_matches(topic, others - {topic}, 1):

@@ -24,10 +24,11 @@ from tests.docs.pages import DOCS, code_words, rows
 from tests.identity_provider import OWN_URL, identity_provider
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
-from timebell.cli.doctor import database, galera, settings
+from timebell.cli.doctor import database, galera, report, settings
 from timebell.cli.doctor.database import ServerFacts
 from timebell.cli.doctor.findings import REASONS
 from timebell.clock import system_now
+from timebell.features import FEATURES
 from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import open_store, upgrade
 
@@ -54,7 +55,7 @@ def findings(cli: Cli, *args: object) -> dict[str, dict[str, Any]]:
 def file_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A migrated file to which no test of this module writes."""
     url = f"sqlite:///{tmp_path_factory.mktemp('doctor')}/timebell.db"
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     return url
 
 
@@ -241,7 +242,7 @@ def test_configuration_problems_of_a_real_server_are_found(
 
     asyncio.run(alter("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"))
     url = postgres.named("ascii")
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     assert "DATABASE_NOT_UTF8" in findings(cli, "--database", url)
     postgres.drop_database(url)
 
@@ -303,6 +304,24 @@ def test_stalled_work_is_found(sqlite_url: str, cli: Cli, monkeypatch: pytest.Mo
     assert "EXTRA_MISSING" not in found
     monkeypatch.setattr(database, "find_spec", lambda _: None)
     assert "timebell[secrets]" in findings(cli, "--database", sqlite_url)["EXTRA_MISSING"]["fix"]
+
+
+def test_nodes_are_listed_with_the_schedules_that_they_define(sqlite_url: str, cli: Cli) -> None:
+    async def run() -> str:
+        app = Timebell(sqlite_url, timezone="UTC")
+        for number in range(7):
+            app.schedule(f"digest-{number}", cron="0 9 * * *")(lambda event: None)
+        async with app.running() as service:
+            await service.wait_until_idle()
+            checks = [check async for check in report._check_database(app.settings, app.features)]
+            assert service.node.deployment is not None
+            deployment = service.node.deployment.id
+        await app.close()
+        (engine,) = [check for check in checks if check.name == "engine"]
+        return engine.detail.replace(deployment, "X")
+
+    listed = "digest-0, digest-1, digest-2, digest-3, digest-4 and 2 more"
+    assert f"deployment X defines {listed}" in asyncio.run(run())
 
 
 def test_every_finding_is_provoked_and_documented() -> None:

@@ -13,6 +13,7 @@ import pytest
 from timebell import Timebell, errors
 from timebell.cli import job_import
 from timebell.client import job_lines
+from timebell.client.jobs import Jobs
 from timebell.clock import system_now
 from timebell.model.job import Job
 
@@ -153,7 +154,7 @@ def test_interrupted_import_reports_its_progress(
 ) -> None:
     monkeypatch.setattr(job_import, "BATCH_SIZE", 2)
     write(tmp_path / "jobs.ndjson", *({"topic": "a", "runAt": LATER, "payload": number} for number in range(6)))
-    insert_drafts = Timebell().jobs.__class__.insert_drafts
+    insert_drafts = Jobs.insert_drafts
     calls = []
 
     async def failing(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from timebell import Timebell
 from timebell.cli.main import main
+from timebell.features import FEATURES
 from timebell.store.open import upgrade
 from timebell.store.tenancy import users
 from timebell.tenancy import passwords
@@ -20,7 +21,7 @@ from timebell.tenancy.users import Session, session_id
 @pytest.fixture(autouse=True)
 def _database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/users.db"
-    asyncio.run(upgrade(url))
+    asyncio.run(upgrade(url, FEATURES))
     monkeypatch.setenv("TIMEBELL_DATABASE_URL", url)
     monkeypatch.setattr(passwords, "SCRYPT_N", 16)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from timebell.store.open import upgrade
+from timebell import Timebell
 from timebell_torture import capabilities, injectors
 from timebell_torture.driver import create_tables, insert_filler_row
 from timebell_torture.ledger import Ledger, read_clocks
@@ -75,7 +75,7 @@ class Nemesis:
             urls = dict.fromkeys(["client", *self.plan.nodes], self.direct)
         else:
             urls = await self._start_servers()
-        await upgrade(self.direct)
+        await Timebell(self.direct).upgrade()
         await asyncio.to_thread(create_tables, self.direct)
         for name in self.plan.nodes:
             self.nodes[name] = NodeProcess(self.plan, name, urls[name])

@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import text
 
 from timebell import settings as configuration
-from timebell.cli.database import find_schema_version, is_missing, redact_url
+from timebell.cli.database import find_schema, is_missing, redact_url
 from timebell.cli.doctor import database as doctor_database
 from timebell.cli.doctor.findings import Check, fail, warn
 from timebell.cli.doctor.galera import check_galera
@@ -22,6 +22,7 @@ from timebell.cli.output import FAILED, OK, colorize, print_data, print_records
 from timebell.clock import SystemClock, system_now
 from timebell.engine.heartbeat import CLOCK_OFFSET_WARNING_SECONDS
 from timebell.errors import StoreError, StoreInUse, TimebellError
+from timebell.feature import Feature
 from timebell.formatting import format_milliseconds
 from timebell.model.tzdata_change import format_count
 from timebell.recurrence import tzdata_version
@@ -31,19 +32,22 @@ from timebell.store.dialects.base import Store
 from timebell.store.dialects.postgres.pooler import is_pooled
 from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import is_compatible, open_store
-from timebell.store.schedules import tzdata_replan
+from timebell.store.schedules import deployments, tzdata_replan
 from timebell.store.transaction import Transaction
 from timebell.store.version import HEAD
 
 WAL_RESET_BUG_VERSIONS = ((3, 7, 0), (3, 51, 2))
 NOTIFY_TIMEOUT_SECONDS = 2.0
 MIN_SQLITE_VERSION = (3, 35)
+MAX_LISTED_SCHEDULES = 5
 
 
-def examine(database: str | None, output_format: str | None) -> int:
+def examine(
+    database: str | None, output_format: str | None, enabled_features: Callable[[Settings], Iterable[Feature]]
+) -> int:
     """Run all checks and print them; return exit code 1 if one fails."""
     chosen = configuration.load(database_url=database, output=output_format)
-    checks = asyncio.run(_collect_checks(chosen))
+    checks = asyncio.run(_collect_checks(chosen, enabled_features(chosen)))
     if chosen.output == "table":
         for check in checks:
             color = {"ok": "green", "warn": "yellow", "fail": "red"}[check.verdict]
@@ -56,15 +60,15 @@ def examine(database: str | None, output_format: str | None) -> int:
     return FAILED if any(check.verdict == "fail" for check in checks) else OK
 
 
-async def _collect_checks(settings: Settings) -> list[Check]:
-    checks = [check async for check in _check_database(settings)]
+async def _collect_checks(settings: Settings, features: Iterable[Feature]) -> list[Check]:
+    checks = [check async for check in _check_database(settings, features)]
     if all(check.name != "zone data" for check in checks):
         checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
     sign_on = [check async for check in check_identity_provider(settings)]
     return [*checks, *check_settings(settings), *sign_on, _check_port(settings)]
 
 
-async def _check_database(settings: Settings) -> AsyncIterator[Check]:
+async def _check_database(settings: Settings, features: Iterable[Feature]) -> AsyncIterator[Check]:
     """Yield the checks of the database: reachable, current, durable, clock, notifications, nodes, stored work."""
     url = settings.database_url
     try:
@@ -73,14 +77,14 @@ async def _check_database(settings: Settings) -> AsyncIterator[Check]:
             yield warn("database", "DATABASE_MISSING", detail, "The first start creates it.")
             yield _check_sqlite_library()
             return
-        version = await find_schema_version(url)
+        version, missing = await find_schema(url, features)
         store = open_store(url, system_now)
         await store.open()
     except TimebellError as error:
         yield fail("database", "DATABASE_UNREACHABLE", error.message, error.fix)
         return
     try:
-        async for check in _check_open_database(store, version, settings):
+        async for check in _check_open_database(store, version, missing, settings):
             yield check
     except StoreError as error:
         yield fail("database", "DATABASE_UNREACHABLE", error.message, error.fix)
@@ -88,7 +92,9 @@ async def _check_database(settings: Settings) -> AsyncIterator[Check]:
         await store.close()
 
 
-async def _check_open_database(store: Store, stored_version: str | None, settings: Settings) -> AsyncIterator[Check]:
+async def _check_open_database(
+    store: Store, stored_version: str | None, missing: Sequence[str], settings: Settings
+) -> AsyncIterator[Check]:
     yield await _check_connection(store)
     if store.dialect.notifies:
         server = dataclasses.replace(await store.run(doctor_database.inspect_server), pooled=is_pooled(store.url))
@@ -100,7 +106,9 @@ async def _check_open_database(store: Store, stored_version: str | None, setting
         for check in await check_galera(store):
             yield check
     is_current = await is_compatible(store.url, stored_version)
-    if is_current:
+    if missing:
+        yield fail("schema", "DATABASE_NOT_UPGRADED", f"lacks {', '.join(missing)}", "Run: timebell db upgrade")
+    elif is_current:
         newer = "" if stored_version == HEAD else f", of a newer release; this release has {HEAD}"
         yield Check("ok", "schema", f"current ({stored_version}{newer})")
     else:
@@ -184,24 +192,31 @@ async def _check_notifications(store: Store) -> Check:
     return warn("listen", "NOTIFY_NOT_DELIVERED", "NOTIFY does not arrive", fix)
 
 
-def _deployment_of(node: nodes.Node) -> str:
-    return "" if node.deployment is None else f", deployment {node.deployment}"
+def _describe_deployment(node: nodes.Node, defined: Mapping[str, Sequence[str]]) -> str:
+    if node.deployment is None:
+        return ""
+    names = defined.get(node.deployment, ())
+    more = f" and {len(names) - MAX_LISTED_SCHEDULES} more" if len(names) > MAX_LISTED_SCHEDULES else ""
+    listed = ", ".join(names[:MAX_LISTED_SCHEDULES]) or "no schedules"
+    return f", deployment {node.deployment} defines {listed}{more}"
 
 
 async def _check_engine(store: Store) -> Check:
     """List the nodes of this database, or report whether a SQLite file is in use."""
     known_nodes = await store.run(nodes.list_nodes)
+    defined = await store.run(deployments.list_definitions)
     now = await store.read_clock()
-    names = ", ".join(
-        f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago{_deployment_of(node)})"
-        for node in known_nodes
-    )
+    lines = [
+        f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago"
+        f"{_describe_deployment(node, defined)})"
+        for node in sorted(known_nodes, key=lambda node: node.seen_at)
+    ]
     if store.multi_node:
-        return Check("ok", "nodes", names or "none is running")
+        return Check("ok", "nodes", ", ".join(lines) or "none is running")
     try:
         await store.lock_engine()
-    except StoreInUse as error:
-        return Check("ok", "engine", f"{error.message.split(';')[0]}")
+    except StoreInUse as error:  # earlier rows are the remains of crashed engines
+        return Check("ok", "engine", ": ".join([error.message.split(";")[0], *lines[-1:]]))
     return Check("ok", "engine", "none is running on this file; its lock is free")
 
 

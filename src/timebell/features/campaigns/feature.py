@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class CampaignsFeature(Feature):
     """Campaigns, audiences, devices and the target `push`."""
 
+    name = "campaigns"
     counters = MappingProxyType({"timebell_campaign_messages_total": ("accepted", "refused", "unknown", "retry")})
     tables = "timebell.features.campaigns.store.tables"
     routes = "timebell.features.campaigns.api"
@@ -48,7 +49,7 @@ class CampaignsFeature(Feature):
             "segments": Segments(app.store, app.clock, app.open),
             "devices": Devices(app.store, app.clock, app.open),
             "campaigns": Campaigns(
-                app.store, app.clock, app.open, app.jobs, app.schedules, app.settings.default_timezone
+                app.store, app.clock, app.open, app._jobs, app.schedules, app.settings.default_timezone
             ),
         }
 
@@ -123,7 +124,7 @@ class CampaignsFeature(Feature):
         from timebell.features.campaigns.engine.registry import StoredRegistry
         from timebell.features.campaigns.push.target import PushTarget
 
-        push, now = app.targets_by_kind.get("push"), app.clock.now
+        push, now = app._targets_by_kind.get("push"), app.clock.now
         if push is None:
             return {}
         assert isinstance(push, PushTarget)

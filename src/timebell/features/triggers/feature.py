@@ -30,6 +30,7 @@ PRUNE_BATCH_SIZE = 500  # rows of each table per transaction
 class TriggersFeature(Feature):
     """Triggers, their sources, and the connections with which sources are read."""
 
+    name = "triggers"
     counters = metrics.COUNTERS
     tables = "timebell.features.triggers.store.tables"
     routes = "timebell.features.triggers.api"
@@ -43,7 +44,7 @@ class TriggersFeature(Feature):
 
         return {
             "connections": Connections(app.store, app.clock, app.open, app._keyring),
-            "triggers": Triggers(app.store, app.clock, app.open, app.jobs, app._keyring),
+            "triggers": Triggers(app.store, app.clock, app.open, app._jobs, app._keyring),
         }
 
     def create_blocking_clients(self, portal: Portal) -> Mapping[str, Any]:

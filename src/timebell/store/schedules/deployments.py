@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 
 from timebell.model.schedule import Schedule
 from timebell.store.schedules.actions import delete_schedule, pause_schedule, resume_schedule
@@ -22,6 +22,9 @@ from timebell.store.transaction import Transaction
 
 REMOVED_FROM_CODE = "removed from code"
 """Reason of the pause of a schedule that the newest deployment no longer defines."""
+
+
+MAX_LISTED_DEFINITIONS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ def apply_definitions(
     written = {upsert_schedule_on_calendar(tx, draft, build, now, replace=True).id for draft in defined}
     rows = tx.execute(select(schedules.c.id, schedules.c.tenant_id, schedules.c.name, schedules.c.enabled,
                              schedules.c.pause_reason, schedules.c.deployment)
-                      .where(schedules.c.code_hash.is_not(None))).all()  # fmt: skip
+                      .where(schedules.c.code_hash.is_not(None),
+                             schedules.c.deployment.in_(earlier_ids) | schedules.c.id.in_(written))).all()  # fmt: skip
     retired, resumed = [], []
     for row in rows:
         if row.id in written:
@@ -110,9 +114,31 @@ def apply_definitions(
 def are_definitions_applied(tx: Transaction, deployment: Deployment) -> bool:
     """Return whether no other deployment has written over the definitions since this one applied them.
 
-    A newer deployment may have started and stopped between two heartbeats of this node.
+    A newer deployment may have started and stopped between two heartbeats of this node. The condition on the program
+    comes first, outside the OR, so that the index on `deployment` is used.
     """
-    of_others = deployments.c.program == deployment.program, deployments.c.id != deployment.id
-    written_by_others = schedules.c.enabled & schedules.c.deployment.in_(select(deployments.c.id).where(*of_others))
-    retired = (schedules.c.deployment == deployment.id) & (schedules.c.pause_reason == REMOVED_FROM_CODE)
-    return tx.execute(select(schedules.c.id).where(written_by_others | retired).limit(1)).first() is None
+    ids = select(deployments.c.id).where(deployments.c.program == deployment.program)
+    of_program = schedules.c.deployment.in_(ids)
+    is_own, is_retired = schedules.c.deployment == deployment.id, schedules.c.pause_reason == REMOVED_FROM_CODE
+    overwritten = and_(of_program, or_(and_(~is_own, schedules.c.enabled), and_(is_own, is_retired)))
+    return tx.execute(select(schedules.c.id).where(overwritten).limit(1)).scalar() is None
+
+
+def list_definitions(tx: Transaction) -> dict[str, list[str]]:
+    """Return the names of the schedules that the code of each live deployment defines, by the deployment's id.
+
+    Of all deployments together at most MAX_LISTED_DEFINITIONS.
+    """
+    rows = tx.execute(
+        select(schedules.c.deployment, schedules.c.name)
+        .where(
+            schedules.c.deployment.in_(select(nodes.c.deployment)),
+            schedules.c.pause_reason.is_distinct_from(REMOVED_FROM_CODE),
+        )
+        .order_by(schedules.c.deployment, schedules.c.name)
+        .limit(MAX_LISTED_DEFINITIONS)
+    )
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.deployment, []).append(row.name)
+    return names

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
+from zoneinfo import ZoneInfo
 
 from timebell.client import datetimes
 from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.options import ScheduleOptions
 from timebell.client.schedules import Schedules
 from timebell.client.validation import check_text, parse_uuid
 from timebell.clock import Clock
@@ -29,7 +31,7 @@ from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.model.target import InternalTarget
-from timebell.recurrence import Spec, zone
+from timebell.recurrence import Spec, zone, zone_key
 from timebell.store.dialects.base import Store
 
 MAX_TEST_DEVICES = 100
@@ -50,8 +52,9 @@ class Campaigns:
         self._default_timezone = default_timezone
 
     async def create(
-        self, message: Mapping[str, Any], *, send_at: datetime | str | None = None, timezone: str | None = None,
-        name: str | None = None, tenant_id: str = "default", created_by: str | None = None, connection: Any = None,
+        self, message: Mapping[str, Any], *, send_at: datetime | str | None = None,
+        timezone: str | ZoneInfo | None = None, name: str | None = None, tenant_id: str = "default",
+        created_by: str | None = None, connection: Any = None,
     ) -> Campaign:  # fmt: skip
         """Create a campaign, sent at `send_at` (None: now; a naive datetime is local time in `timezone`).
 
@@ -73,14 +76,15 @@ class Campaigns:
 
     async def repeat(
         self, /, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None,
-        in_recipient_zones: bool = False, connection: Any = None, **options: Any,
+        name: str | None = None, in_recipient_zones: bool = False, connection: Any = None,
+        **options: Unpack[ScheduleOptions],
     ) -> Schedule:  # fmt: skip
         """Create a schedule whose every occurrence is a campaign to the devices registered at that time.
 
         With `in_recipient_zones` the times of the recurrence are local times of each recipient, and `timezone` is the
         zone of recipients whose zone is unknown.
 
-        `options` are those of `schedule_repeat` (name, timezone, catch_up, ...). Raises the errors of `create` and
+        `options` are those of `schedule_repeat` (timezone, catch_up, ...). Raises the errors of `create` and
         `schedule_repeat`.
         """
         await self._ensure_open()
@@ -92,13 +96,14 @@ class Campaigns:
             )  # fmt: skip
         now = self._clock.now()
         await self._run(connection, campaigns.require_audience, options.get("tenant_id", "default"), plan)
-        options.setdefault("name", f"campaign {new_id(now)}")
         target = InternalTarget(campaigns.TARGET)
         payload: dict[str, Any] = {"campaign": plan.to_json()}
         if in_recipient_zones:  # an occurrence starts when its time comes in the first zone, and walks all zones
-            payload["recipientsTimezone"] = zone(options.get("timezone") or self._default_timezone or "UTC").name
+            fallback = options.get("timezone") or self._default_timezone or "UTC"
+            payload["recipientsTimezone"] = zone(zone_key(fallback)).name
             options["timezone"] = EARLIEST_ZONE
-        schedule_options = {**options, "payload": payload, "target": target}
+        name = name or f"campaign {new_id(now)}"
+        schedule_options = {**options, "name": name, "payload": payload, "target": target}
         draft = self._schedules.draft(campaigns.TOPIC, recurrence, schedule_options, now)
         return await self._schedules.put(draft, replace=False, connection=connection)
 
@@ -345,7 +350,7 @@ class Campaigns:
         return device_page
 
     def _resolve_send_at(
-        self, plan: CampaignPlan, send_at: datetime | str | None, timezone: str | None, now: datetime
+        self, plan: CampaignPlan, send_at: datetime | str | None, timezone: str | ZoneInfo | None, now: datetime
     ) -> tuple[datetime, str]:  # fmt: skip
         """Return the send time and its time zone. Raises InThePast, InvalidInput."""
         if plan.local_time is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from timebell.client.validation import check_text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.campaigns.client.options import DeviceOptions
 from timebell.features.campaigns.model.device import Device, validate_device
 from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.push import message
@@ -28,13 +29,12 @@ class Devices:
         self._ensure_open = ensure_open
 
     async def register(
-        self, /, token: str, *, tenant_id: str = "default", connection: Any = None, **about: Any
+        self, /, token: str, *, tenant_id: str = "default", connection: Any = None, **about: Unpack[DeviceOptions]
     ) -> Device:  # fmt: skip
         """Register a device by its token, or update a registered one; fields that are not specified stay unchanged.
 
-        `about`: user_id, platform (android, ios, web), gender, age (years), language, timezone, push_on, marketing_on
-        (consent to push messages and to marketing), topics (of FCM), attributes (strings, numbers and booleans by
-        name). Raises InvalidInput (INVALID_DEVICE, INVALID_PUSH_MESSAGE, INVALID_TIMEZONE).
+        `about` are those of `campaigns.client.options.DeviceOptions`. Raises InvalidInput (INVALID_DEVICE,
+        INVALID_PUSH_MESSAGE, INVALID_TIMEZONE).
         """
         registrations = [(message.check_recipient("token", token), validate_device(about))]
         await self._run(

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from timebell.errors import InvalidInput
-from timebell.recurrence import zone
+from timebell.recurrence import zone, zone_key
 
 PLATFORMS = ("android", "ios", "web")
 MAX_AGE_YEARS = 150
@@ -64,7 +64,7 @@ def validate_device(registration: Mapping[str, Any]) -> dict[str, Any]:
         if device.get(name) is not None:
             device[name] = _parse_text(device[name], name, max_length)
     if device.get("timezone") is not None:
-        zone(device["timezone"])
+        device["timezone"] = zone(zone_key(device["timezone"])).name
     for name, parse in (("platform", _parse_platform), ("age", _parse_age), ("birth_date", _parse_birth_date)):
         if device.get(name) is not None:
             device[name] = parse(device[name])

@@ -6,13 +6,14 @@ import builtins
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from timebell.client.jobs import Jobs, JobSpec
 from timebell.client.secrets import check_name
 from timebell.client.validation import check_text, parse_uuid, unknown_options
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
+from timebell.features.triggers.client.options import TriggerOptions
 from timebell.features.triggers.client.source_check import SourceCheck, check_column
 from timebell.features.triggers.model.connection import connection_name
 from timebell.features.triggers.model.item_history import FiringRecord, ItemHistory, explain_item
@@ -44,7 +45,7 @@ from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.schedule import Action
 from timebell.model.target import has_password, referenced_secret
-from timebell.recurrence import zone
+from timebell.recurrence import zone, zone_key
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
@@ -58,10 +59,6 @@ ITEM_BATCH_SIZE = 500
 AUDIT_DELAY = timedelta(seconds=60)
 """Instants of the last minute are not audited: their jobs may be running."""
 MAX_GRACE_SECONDS = 30 * 86_400.0
-TRIGGER_OPTIONS = (
-    *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
-    *("offsets", "timezone", "zone_column", "edge", "recipients", "condition", "unless", "grace"),
-)
 
 
 class Triggers:
@@ -185,7 +182,7 @@ class Triggers:
 
     async def put(
         self, /, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
-        created_by: str | None = None, connection: Any = None, **options: Any,
+        created_by: str | None = None, connection: Any = None, **options: Unpack[TriggerOptions],
     ) -> tuple[Trigger, Operation | None]:  # fmt: skip
         """Create a trigger, or change an existing one, unless `replace=False`.
 
@@ -193,20 +190,14 @@ class Triggers:
         item. Returns the trigger, and the operation that plans the jobs of the existing items; the operation is None
         if the trigger is unchanged.
 
-        Options of the rule: offsets, timezone (of values without a UTC offset), zone_column (a column with the time
-        zone of the row; timezone applies if it is empty or invalid), edge (of a range: "start", which is the default,
-        or "end"), recipients (a column; one job per recipient), condition (comparisons of fields that must hold at
-        that time), unless (a query to a source of kind sql that prevents firing if it returns a row; :item, :recipient,
-        :offset and the item's fields are parameters), grace (seconds, default 300, or twice the interval of full reads
-        if that is longer: instants learned of later than this do not fire). Options of the job: payload, metadata,
-        owner_id, target, queue, priority, group, retry, timeout, expires_after.
+        `options` are those of `triggers.client.options.TriggerOptions`: when it fires, and the fields of its jobs.
 
         Without a `connection`, the columns and the query are checked as by `check_rule`. Raises InvalidInput
         (INVALID_OFFSET, INVALID_CONDITION, UNKNOWN_COLUMN, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
         Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
         """
-        if unknown := [option for option in options if option not in TRIGGER_OPTIONS]:
-            raise unknown_options("triggers.put", unknown, TRIGGER_OPTIONS)
+        if unknown := options.keys() - TriggerOptions.__annotations__:
+            raise unknown_options("triggers.put", unknown, TriggerOptions.__annotations__)
         now = self._clock.now()
         source_row = await self._run(connection, sources.find_source, tenant_id, source)
         interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
@@ -395,7 +386,7 @@ def parse_rule(column: str, options: Mapping[str, Any], interval: float = 0.0) -
     """Return the rule of a trigger; `interval` is that of the full reads of its source. Raises InvalidInput."""
     timezone, zone_column, recipients = (options.get(name) for name in ("timezone", "zone_column", "recipients"))
     if timezone is not None:
-        zone(timezone)
+        timezone = zone(zone_key(timezone)).name
     grace = parse_seconds(options.get("grace", max(DEFAULT_GRACE_SECONDS, 2 * interval)), "grace")
     rule = TriggerRule(
         column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])), timezone=timezone,

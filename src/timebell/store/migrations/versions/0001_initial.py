@@ -1,4 +1,4 @@
-"""Create the tables.
+"""Create the tables of the core.
 
 PostgreSQL partitions `finished` by the week of finishing, so that retention drops whole partitions, and vacuums the hot
 table more eagerly than the default.
@@ -63,39 +63,6 @@ def _job_columns(*, live: bool) -> list[sa.Column[Any]]:
 
 def upgrade() -> None:
     op.create_table(
-        "timebell_audience_members",
-        sa.Column("tenant_id", sa.String(200), primary_key=True),
-        sa.Column("audience", sa.String(200), primary_key=True),
-        sa.Column("device_id", sa.String(36), primary_key=True),
-        sa.Column("generation", sa.Integer(), nullable=False),
-    )
-    op.create_table(
-        "timebell_audiences",
-        sa.Column("tenant_id", sa.String(200), primary_key=True),
-        sa.Column("name", sa.String(200), primary_key=True),
-        sa.Column("source", sa.Text(), nullable=False),
-        sa.Column("generation", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("loading", sa.Integer()),
-        sa.Column("cursor", sa.Text()),
-        sa.Column("until", sa.Text()),
-        sa.Column("members", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("refused", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("refreshed_at", Instant),
-        sa.Column("created_at", Instant, nullable=False),
-        sa.Column("created_by", sa.String(200)),
-        sa.Column("updated_at", Instant, nullable=False),
-        sa.Column("without_token", sa.BigInteger(), nullable=False, server_default="0"),
-    )
-    op.create_table(
-        "timebell_segments",
-        sa.Column("tenant_id", sa.String(200), primary_key=True),
-        sa.Column("name", sa.String(200), primary_key=True),
-        sa.Column("filters", sa.Text(), nullable=False),
-        sa.Column("created_at", Instant, nullable=False),
-        sa.Column("created_by", sa.String(200)),
-        sa.Column("updated_at", Instant, nullable=False),
-    )
-    op.create_table(
         "timebell_audit_exports",
         sa.Column("destination", sa.String(20), primary_key=True),
         sa.Column("position", Id),
@@ -133,106 +100,6 @@ def upgrade() -> None:
         sa.Column("created_at", Instant, nullable=False),
     )
     op.create_table(
-        "timebell_campaign_chunks",
-        sa.Column("campaign_id", Id, primary_key=True),
-        sa.Column("number", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("job_id", Id, nullable=False),
-        sa.Column("state", sa.String(10), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("attempts_used", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("posted_to", sa.String(200), nullable=False, server_default=""),
-        sa.Column("timezone", sa.String(64)),
-        sa.Column("size", sa.Integer(), nullable=False),
-        sa.Column("accepted", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("refused", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("unknown", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("unsent", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("started_at", Instant, nullable=False),
-        sa.Column("ended_at", Instant),
-    )
-    op.create_table(
-        "timebell_campaign_deliveries",
-        sa.Column("campaign_id", Id, primary_key=True),
-        sa.Column("recipient", sa.String(200), primary_key=True),
-        sa.Column("chunk", sa.Integer(), nullable=False),
-        sa.Column("state", sa.String(8), nullable=False),
-        sa.Column("code", sa.String(100)),
-        sa.Column("message_id", sa.Text()),
-        sa.Column("sends", sa.SmallInteger(), nullable=False, server_default="0"),
-        sa.Column("unknown_sends", sa.SmallInteger(), nullable=False, server_default="0"),
-        sa.Column("variant", sa.String(20)),
-        sa.Column("opened_at", Instant),
-    )
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)")
-    op.create_index("timebell_campaign_deliveries_chunk", "timebell_campaign_deliveries", ["campaign_id", "chunk"])
-    op.create_table(
-        "timebell_campaigns",
-        sa.Column("id", Id, primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("name", sa.String(200)),
-        sa.Column("spec", sa.Text(), nullable=False),
-        sa.Column("state", sa.String(12), nullable=False),
-        sa.Column("reason", sa.Text()),
-        sa.Column("send_at", Instant, nullable=False),
-        sa.Column("timezone", sa.String(64), nullable=False),
-        sa.Column("schedule_id", Id),
-        sa.Column("job_id", Id),
-        sa.Column("next_chunk", sa.Integer(), nullable=False, server_default="1"),
-        sa.Column("lanes", sa.Text()),
-        sa.Column("cutoff", Instant),
-        sa.Column("round", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("open_chunks", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("opened", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("accepted", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("refused", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("unknown", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("unsent", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("expected", sa.BigInteger()),
-        sa.Column("revision", sa.Integer(), nullable=False, server_default="1"),
-        sa.Column("approved_by", sa.String(200)),
-        sa.Column("created_at", Instant, nullable=False),
-        sa.Column("created_by", sa.String(200)),
-        sa.Column("updated_at", Instant, nullable=False),
-        sa.Column("started_at", Instant),
-        sa.Column("ended_at", Instant),
-        sa.Column("excluded", sa.Text()),
-        sa.Column("registered", sa.BigInteger()),
-        sa.Column("all_opened", sa.Boolean(), nullable=False, server_default=sa.false()),
-        sa.Column("possible_duplicates", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("health", sa.Text()),
-        sa.Column("pinned_at", Instant),
-        sa.Column("archived_at", Instant),
-        sa.Column("deleted_at", Instant),
-    )
-    op.create_index("timebell_campaigns_live", "timebell_campaigns", ["state"], **_where("ended_at IS NULL"))
-    op.create_index("timebell_campaigns_tenant", "timebell_campaigns", ["tenant_id", "id"])
-    op.create_table(
-        "timebell_call_budgets",
-        sa.Column("account", sa.String(64), primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("calls", sa.Integer(), nullable=False),
-        sa.Column("resets_at", Instant, nullable=False),
-        sa.Column("retry_at", Instant),
-    )
-    op.create_table(
-        "timebell_connections",
-        sa.Column("tenant_id", sa.String(200), primary_key=True),
-        sa.Column("name", sa.String(200), primary_key=True),
-        sa.Column("token_url", sa.Text(), nullable=False),
-        sa.Column("client_id", sa.String(200)),
-        sa.Column("sealed", sa.Text(), nullable=False),
-        sa.Column("version", sa.Integer(), nullable=False, server_default="1"),
-        sa.Column("expires_at", Instant),
-        sa.Column("renewed_at", Instant, nullable=False),
-        sa.Column("unauthorized", sa.Boolean(), nullable=False, server_default=sa.false()),
-        sa.Column("error", sa.Text()),
-        sa.Column("renewing_until", Instant),
-        sa.Column("created_at", Instant, nullable=False),
-        sa.Column("created_by", sa.String(200)),
-        sa.Column("updated_at", Instant, nullable=False),
-    )
-    op.create_table(
         "timebell_data_keys",
         sa.Column("tenant_id", sa.String(200), primary_key=True),
         sa.Column("wrapped_by", sa.String(16), nullable=False),
@@ -240,32 +107,6 @@ def upgrade() -> None:
         sa.Column("created_at", Instant, nullable=False),
         sa.Column("updated_at", Instant, nullable=False),
     )
-    op.create_table(
-        "timebell_devices",
-        sa.Column("id", sa.String(36), primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("token", sa.Text(), nullable=False),
-        sa.Column("token_hash", sa.String(64), nullable=False),
-        sa.Column("user_id", sa.String(200)),
-        sa.Column("platform", sa.String(10)),
-        sa.Column("gender", sa.String(20)),
-        sa.Column("age", sa.SmallInteger()),
-        sa.Column("birth_date", sa.String(10)),
-        sa.Column("language", sa.String(35)),
-        sa.Column("timezone", sa.String(64)),
-        sa.Column("push_on", sa.Boolean(), nullable=False, server_default=sa.true()),
-        sa.Column("marketing_on", sa.Boolean()),
-        sa.Column("topics", sa.Text(), nullable=False, server_default="[]"),
-        sa.Column("attributes", sa.Text(), nullable=False, server_default="{}"),
-        sa.Column("created_at", Instant, nullable=False),
-        sa.Column("updated_at", Instant, nullable=False),
-    )
-    op.create_index("timebell_devices_token", "timebell_devices", ["token_hash"], unique=True)
-    op.create_index(
-        "timebell_devices_user", "timebell_devices", ["tenant_id", "user_id"], **_where("user_id IS NOT NULL")
-    )
-    op.create_index("timebell_devices_walk", "timebell_devices", ["tenant_id", "id"])
-    op.create_index("timebell_devices_zone", "timebell_devices", ["tenant_id", "timezone", "id"])
     op.create_table(
         "timebell_finished",
         *_job_columns(live=False),
@@ -313,23 +154,6 @@ def upgrade() -> None:
     op.create_index("timebell_finished_tenant", "timebell_finished", ["tenant_id", "state", "id"])
     op.create_index("timebell_finished_topic", "timebell_finished", ["tenant_id", "topic", "id"])
     op.create_table(
-        "timebell_firings",
-        sa.Column("trigger_id", Id, primary_key=True),
-        sa.Column("item", sa.String(200), primary_key=True),
-        sa.Column("step", sa.String(20), primary_key=True),
-        sa.Column("recipient", sa.String(200), primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("at", Instant),
-        sa.Column("job_id", Id),
-        sa.Column("revision", sa.Integer(), nullable=False),
-        sa.Column("fired_at", Instant),
-        sa.Column("history", sa.Text()),
-        sa.Column("not_fired", sa.String(20)),
-        sa.Column("detail", sa.Text()),
-        sa.Column("not_fired_at", Instant),
-    )
-    op.create_index("timebell_firings_job", "timebell_firings", ["job_id"], unique=True, **_where("job_id IS NOT NULL"))
-    op.create_table(
         "timebell_idempotency_keys",
         sa.Column("tenant_id", sa.String(200), primary_key=True),
         sa.Column("key", sa.String(255), primary_key=True),
@@ -340,21 +164,6 @@ def upgrade() -> None:
         sa.Column("created_at", Instant, nullable=False),
     )
     op.create_index("timebell_idempotency_keys_created_at", "timebell_idempotency_keys", ["created_at"])
-    op.create_table(
-        "timebell_items",
-        sa.Column("source_id", Id, primary_key=True),
-        sa.Column("key", sa.String(200), primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("version", sa.BigInteger(), nullable=False),
-        sa.Column("fields", sa.Text()),
-        sa.Column("updated_at", Instant, nullable=False),
-        sa.Column("notified_at", Instant),
-        sa.Column("problem", sa.Text()),
-    )
-    op.create_index(
-        "timebell_items_notified", "timebell_items", ["source_id", "key"], **_where("notified_at IS NOT NULL")
-    )
-    op.create_index("timebell_items_problem", "timebell_items", ["source_id", "key"], **_where("problem IS NOT NULL"))
     op.create_table(
         "timebell_jobs",
         *_job_columns(live=True),
@@ -492,14 +301,6 @@ def upgrade() -> None:
         sa.Column("first_seen_at", Instant, nullable=False),
     )
     op.create_table(
-        "timebell_notifications",
-        sa.Column("tenant_id", sa.String(200), primary_key=True),
-        sa.Column("notification_id", sa.String(500), primary_key=True),
-        sa.Column("device_id", sa.String(36), primary_key=True),
-        sa.Column("accepted_at", Instant, nullable=False),
-    )
-    op.create_index("timebell_notifications_accepted_at", "timebell_notifications", ["accepted_at"])
-    op.create_table(
         "timebell_operations",
         sa.Column("id", Id, primary_key=True),
         sa.Column("tenant_id", sa.String(200), nullable=False),
@@ -588,6 +389,9 @@ def upgrade() -> None:
     )
     op.create_index("timebell_schedules_calendar", "timebell_schedules", ["calendar"], **_where("calendar IS NOT NULL"))
     op.create_index(
+        "timebell_schedules_deployment", "timebell_schedules", ["deployment"], **_where("deployment IS NOT NULL")
+    )
+    op.create_index(
         "timebell_schedules_due", "timebell_schedules", ["next_fire_at"], **_where("enabled AND error IS NULL")
     )
     op.create_index("timebell_schedules_name", "timebell_schedules", ["tenant_id", "name"], unique=True)
@@ -627,15 +431,6 @@ def upgrade() -> None:
         sa.Column("locked_until", Instant),
     )
     op.create_index("timebell_sign_in_failures_last", "timebell_sign_in_failures", ["last_failed_at"])
-    op.create_table(
-        "timebell_source_webhooks",
-        sa.Column("source_id", Id, primary_key=True),
-        sa.Column("event", sa.String(50), primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("webhook_id", sa.String(100), nullable=False),
-        sa.Column("options", sa.Text(), nullable=False),
-        sa.Column("created_at", Instant, nullable=False),
-    )
     op.create_table(
         "timebell_sources",
         sa.Column("id", Id, primary_key=True),
@@ -687,23 +482,6 @@ def upgrade() -> None:
     )
     # There from the start: otherwise the first job in a caller's long transaction would block all others.
     op.bulk_insert(tenants, [{"id": "default", "created_at": system_now()}])
-    op.create_table(
-        "timebell_triggers",
-        sa.Column("id", Id, primary_key=True),
-        sa.Column("tenant_id", sa.String(200), nullable=False),
-        sa.Column("name", sa.String(200), nullable=False),
-        sa.Column("source_id", Id, nullable=False),
-        sa.Column("rule", sa.Text(), nullable=False),
-        sa.Column("action", sa.Text(), nullable=False),
-        sa.Column("enabled", sa.Boolean(), nullable=False, server_default=sa.true()),
-        sa.Column("pause_reason", sa.Text()),
-        sa.Column("revision", sa.Integer(), nullable=False, server_default="1"),
-        sa.Column("created_at", Instant, nullable=False),
-        sa.Column("created_by", sa.String(200)),
-        sa.Column("updated_at", Instant, nullable=False),
-    )
-    op.create_index("timebell_triggers_name", "timebell_triggers", ["tenant_id", "name"], unique=True)
-    op.create_index("timebell_triggers_source", "timebell_triggers", ["source_id"])
     op.create_table(
         "timebell_usage",
         sa.Column("tenant_id", sa.String(200), primary_key=True),
