@@ -397,7 +397,7 @@ def _invalid_options(message: str, fix: str) -> InvalidInput:
 
 def _source_failed(error: BaseException) -> SourceFailed:
     original = getattr(error, "orig", None) or error
-    reason = str(original) or type(error).__name__
+    reason = str(original) or ("no answer in time." if isinstance(original, TimeoutError) else type(error).__name__)
     failure = InvalidSourceQuery if _is_wrong_query(original) else SourceFailed
     return failure(f"The source cannot be read: {reason[:300]}", fix="Check its options, and that it is running.")
 
