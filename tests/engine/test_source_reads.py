@@ -205,3 +205,75 @@ async def test_a_circuit_breaker_pauses_longer_after_each_consecutive_failure(wo
     breaker.record_success()
     breaker.record_failure("down")
     assert breaker.remaining_seconds() == pytest.approx(5)
+
+
+@virtual
+async def test_hundreds_of_slow_boards_of_one_tenant_do_not_wait_for_each_other(
+    world: World, boards: dict[str, Board]
+) -> None:
+    app = world.app()
+    log = app.on("due")(Lags(world))
+    for number in range(200):
+        board = await watch(app, boards, f"b{number}")
+        board.seconds = 3600.0 if number < 40 else 0.5
+        board.put("1", after(hours=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0}):
+        await world.advance(hours=2)
+    assert len(log.events) == 200
+    assert max(seconds for (board, _), seconds in log.seconds.items() if int(board[1:]) >= 40) <= 0.8
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@virtual
+async def test_jobs_that_wait_for_a_hung_board_occupy_no_slot(
+    world: World, boards: dict[str, Board], is_async: bool
+) -> None:
+    app, lags = world.app(), dict[str, float]()
+
+    def record(event: Arrived) -> None:
+        lags[event.payload["itemId"]] = (world.clock.now() - event.scheduled_at).total_seconds()
+
+    async def record_async(event: Arrived) -> None:
+        record(event)
+
+    app.on("due")(record_async if is_async else record)
+    hung, healthy = [await watch(app, boards, name) for name in ("hung", "healthy")]
+    hung.seconds = 3600.0
+    for number in range(60):
+        hung.put(str(number), after(hours=1))
+    healthy.put("healthy", after(hours=1, seconds=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 10, "threads": 10}) as service:
+        await world.advance(hours=2)
+        assert [pool.free_slots for pool in service.worker.pools] == [10, 10]
+    assert len(lags) == 61
+    assert lags["healthy"] <= 0.1
+
+
+@virtual
+async def test_jobs_that_waited_for_their_source_run_in_the_slots_of_the_node(
+    world: World, boards: dict[str, Board]
+) -> None:
+    app, running, most = world.app(), set[str](), 0
+
+    @app.on("due")
+    async def due(event: Arrived) -> None:
+        nonlocal most
+        running.add(event.job_id)
+        most = max(most, len(running))
+        try:
+            await asyncio.sleep(1)
+        finally:
+            running.discard(event.job_id)
+
+    board = await watch(app, boards, "board")
+    board.seconds = 0.5
+    for number in range(12):
+        board.put(str(number), after(hours=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 3}) as service:
+        await world.advance(hours=1, seconds=2)
+        stopped = [job.id for job in await jobs(app, status="running")]
+        for id_ in stopped:  # three in their handlers, the others waiting for a slot
+            await app.cancel(id_, stop=True)
+        await world.advance(minutes=1)
+        assert service.worker.pools[0].free_slots == 3
+    assert (len(stopped) > 3, most) == (True, 3)
