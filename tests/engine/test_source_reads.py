@@ -29,6 +29,7 @@ class Board:
         self.rows: dict[str, dict[str, Any]] = {}
         self.seconds = 0.0
         self.error: Exception | None = None
+        self.problems: dict[str, str] = {}
         self.requests: list[Sequence[str]] = []
         self.budget: CallBudget | None = None
 
@@ -41,7 +42,7 @@ class Board:
     async def read_changes(self, since: str | None, limit: int) -> RowPage | None:
         return None
 
-    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def read_rows(self, keys: Sequence[str]) -> RowPage:
         if self.budget is not None:
             await self.budget.take()
         self.requests.append(keys)
@@ -50,7 +51,8 @@ class Board:
                 await self.budget.postpone(getattr(self.error, "retry_after", None))
             raise self.error
         await asyncio.sleep(self.seconds)
-        return {key: self.rows[key] for key in keys if key in self.rows}
+        rows = {key: self.rows[key] for key in keys if key in self.rows and key not in self.problems}
+        return RowPage(rows, None, {key: self.problems[key] for key in keys if key in self.problems})
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
         await self.read_rows([query])
@@ -155,6 +157,30 @@ async def test_items_of_one_board_due_together_are_read_in_one_request(world: Wo
     assert len(log.events) == 200
     assert sum(map(len, board.requests)) == 200
     assert len(board.requests) <= 3
+
+
+@virtual
+async def test_a_row_that_cannot_be_read_before_delivery_affects_no_other_row(
+    world: World, boards: dict[str, Board]
+) -> None:
+    app = world.app()
+    log = app.on("due")(Log())
+    board = await watch(app, boards, "board")
+    for key in ("good", "bad"):
+        board.put(key, after(hours=1))
+    board.put("moved", after(hours=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0}):
+        await world.advance(minutes=30)
+        board.problems["bad"] = "not a text"
+        board.put("moved", after(hours=3))
+        await world.advance(hours=1)
+        assert sorted(event.payload["itemId"] for event in log.events) == ["bad", "good"]
+        await world.advance(hours=2)
+    assert [event.payload["itemId"] for event in log.events][2:] == ["moved"]
+    attempts = {job.payload["itemId"]: job.attempts for job in await jobs(app, status="completed")}
+    assert [attempts[key] for key in ("good", "moved")] == [[], []]
+    source = attempts["bad"][0]["source"]
+    assert (source["problem"], source["values"]) == ("not a text", "last known")
 
 
 @virtual

@@ -347,8 +347,7 @@ class SourcePoller:
     async def _read_keys(self, source: Source, adapter: SourceAdapter, keys: list[str]) -> list[str]:
         """Read rows by key and apply them; return the rejected ones."""
         read_at = epoch_micros(self.node.clock.now())
-        rows = await adapter.read_rows(keys)
-        changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
+        changes = (await adapter.read_rows(keys)).to_changes(keys, read_at)
         return await self._apply(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
 
     async def _apply_page(
@@ -356,9 +355,7 @@ class SourcePoller:
     ) -> list[str]:  # fmt: skip
         """Apply a page, and store the cursor if a row differs, or `saves`; return the rejected rows."""
         now = self.node.clock.now()
-        changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
-        changes += [ItemChange(key, at, None) for key in page.deleted]
-        changes += [ItemChange(key, at, None, problem) for key, problem in page.problems.items() if key]
+        changes = page.to_changes([key for key in (*page.rows, *page.deleted, *page.problems) if key], at)
         rejected = await self._apply(item_changes.apply_scanned_page, source, changes, cursor, now, saves)
         return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
 

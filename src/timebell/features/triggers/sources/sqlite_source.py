@@ -11,6 +11,7 @@ from urllib.parse import quote
 from sqlalchemy import make_url
 
 from timebell.features.triggers.sources.driver_threads import DriverThreads
+from timebell.features.triggers.sources.sql_values import InvalidText
 
 
 class SqliteDatabase:
@@ -38,10 +39,17 @@ class SqliteDatabase:
     def _fetch(self, query: str, parameters: dict[str, Any], first: bool) -> list[dict[str, Any]]:
         with closing(self._connect()) as connection:
             connection.row_factory = sqlite3.Row
-            connection.text_factory = lambda data: data.decode(errors="replace")  # other encodings are no error
+            connection.text_factory = _decode_text
             cursor = connection.execute(query, parameters)
             return [dict(row) for row in (cursor.fetchmany(1) if first else cursor)]
 
     async def close(self) -> None:
         """End the threads; connections are not kept open."""
         self._threads.close()
+
+
+def _decode_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return InvalidText(data.decode(errors="replace"))
