@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -146,6 +147,34 @@ class TestMariaDB(OfMariaDB):
 
 @pytest.mark.slow
 class TestMariaDBByARisingColumn(OfMariaDB):
+    """Changes are found by cursor, removed rows by the sweep."""
+
+    changes = {"changes": "cursor", "cursor": "updated_at", "sweepEverySeconds": 0.5}
+
+
+class OfMySQL(OfSql):
+    """On the server TIMEBELL_TEST_MYSQL_URL, as a user without password: Debian has no MySQL."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self) -> Iterator[None]:
+        if (url := os.environ.get("TIMEBELL_TEST_MYSQL_URL")) is None:
+            pytest.skip("TIMEBELL_TEST_MYSQL_URL is not set")
+        server = MariaDB(url)
+        self.made = server.create_database()
+        yield
+        server.drop_database(self.made)
+
+    def url(self) -> str:
+        return self.made
+
+
+@pytest.mark.slow
+class TestMySQL(OfMySQL):
+    """All rows are compared."""
+
+
+@pytest.mark.slow
+class TestMySQLByARisingColumn(OfMySQL):
     """Changes are found by cursor, removed rows by the sweep."""
 
     changes = {"changes": "cursor", "cursor": "updated_at", "sweepEverySeconds": 0.5}
