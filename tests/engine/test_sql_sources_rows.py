@@ -317,12 +317,17 @@ def test_the_outbox_records_changes_of_joined_tables_in_commit_order(postgres: P
         await rows.write('DELETE FROM "Shift" WHERE "shiftId" = 3')
         page = await adapter.read_changes(start.cursor, 10)
         assert page is not None
-        assert page.rows == {}, "a change behind a running transaction is read before it"
+        assert (set(page.rows), page.deleted, page.cursor) == ({"2"}, ("3",), start.cursor), "it is not delayed"
+        page = await adapter.read_changes(page.cursor, 10)
+        assert page is not None
+        assert (page.rows, page.deleted) == ({}, ()), "the same changes are read twice"
         await begun.commit()
         page = await adapter.read_changes(page.cursor, 10)
         assert page is not None
         assert (set(page.rows), page.deleted) == ({"1", "2"}, ("3",))
-        assert (await adapter.read_changes(page.cursor, 10)) is not None
+        page = await adapter.read_changes(page.cursor, 10)
+        assert page is not None
+        assert page.rows == {}
         await late.close()
         await adapter.close()
         await rows.write(adapter.uninstall_sql())
@@ -382,6 +387,31 @@ def test_a_table_with_a_range_of_times_is_refused_and_a_query_of_its_ends_is_rea
         finally:
             await reader.close()
         assert row == {"id": 1, "start": "2027-03-01T09:00:00+00:00", "end": "2027-03-05T18:00:00+00:00"}
+
+    _run(body(), postgres, url)
+
+
+def test_long_names_and_keys_do_not_break_the_outbox(postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows, table = Rows(url), "t" * 60
+        await rows.write(f"CREATE TABLE {table} (id text, first text, second text)")
+        options = {
+            "url": url, "table": table, "changes": "outbox",
+            "joined": [{"table": table, "key": "first"}, {"table": table, "key": "second"}],
+        }  # fmt: skip
+        adapter = SqlTable(options)
+        await rows.write(adapter.install_sql())
+        start = await adapter.read_changes(None, 10)
+        assert start is not None
+        await rows.write(f"INSERT INTO {table} VALUES ('1', '2', repeat('x', 9000))")
+        page = await adapter.read_changes(start.cursor, 10)
+        assert page is not None
+        assert (set(page.rows), set(page.deleted)) == ({"1"}, {"2", "x" * 9000})
+        await rows.write(adapter.uninstall_sql())
+        await rows.write(f"INSERT INTO {table} VALUES ('2', '3', '4')")
+        await adapter.close()
 
     _run(body(), postgres, url)
 

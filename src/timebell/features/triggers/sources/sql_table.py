@@ -118,6 +118,8 @@ class SqlTable:
         self._database = _open_database(self._kind, str(self._url))
         self._listener = Listener(str(self._url), self.channel) if self.change_mode == "outbox" else None
         self._key_type: type | None = None
+        self._read_ahead: set[int] = set()
+        """Ids of changes that were read before a transaction that began earlier has ended."""
 
     async def list_columns(self) -> Collection[str]:
         """Return the columns of the rows. Raises SourceFailed, InvalidSourceQuery."""
@@ -200,18 +202,23 @@ class SqlTable:
             (position,) = await self._fetch(outbox.POSITION_QUERY, {})
             return RowPage({}, json.dumps([position["tx"], 2**62]))
         tx, id_ = json.loads(since)
-        parameters = {"channel": self.channel, "tx": tx, "id": id_, "limit": limit}
-        changes = await self._fetch(outbox.READ_QUERY, parameters)
+        parameters = {"channel": self.channel, "limit": limit}
+        changes = await self._fetch(outbox.READ_QUERY, {**parameters, "tx": tx, "id": id_})
+        has_more = len(changes) == limit
+        cursor = json.dumps([changes[-1]["tx"], changes[-1]["id"]]) if changes else since
+        if not has_more and len(self._read_ahead) < outbox.MAX_READ_AHEAD:
+            if changes:
+                self._read_ahead -= {change["id"] for change in changes}
+            ahead = await self._fetch(outbox.READ_AHEAD_QUERY, {**parameters, "known": list(self._read_ahead)})
+            self._read_ahead |= {change["id"] for change in ahead}
+            changes, has_more = [*changes, *ahead], len(ahead) == limit
         if not changes:
             return RowPage({}, since)
         key_type = await self._find_key_type()
         keys = sorted({_from_json_text(change["key"], key_type) for change in changes})
         found = await self.read_rows(keys)
         deleted = tuple(key for key in keys if key not in found.rows and key not in found.problems)
-        last = changes[-1]
-        return RowPage(
-            found.rows, json.dumps([last["tx"], last["id"]]), found.problems, deleted, has_more=len(changes) == limit
-        )  # fmt: skip
+        return RowPage(found.rows, cursor, found.problems, deleted, has_more)
 
     async def _read_above_cursor(self, since: str | None, limit: int) -> RowPage:
         column, now = quote_name(self._kind, str(self._cursor_column)), time.time()  # noqa: TID251 - age of the cursor
