@@ -348,22 +348,24 @@ class SourcePoller:
         """Read rows by key and apply them; return the rejected ones."""
         read_at = epoch_micros(self.node.clock.now())
         changes = (await adapter.read_rows(keys)).to_changes(keys, read_at)
-        return await self._apply(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
+        return await self._apply(source, changes)
 
     async def _apply_page(
         self, source: Source, page: RowPage, at: int, cursor: str, *, saves: bool = True
     ) -> list[str]:  # fmt: skip
         """Apply a page, and store the cursor if a row differs, or `saves`; return the rejected rows."""
-        now = self.node.clock.now()
         changes = page.to_changes([key for key in (*page.rows, *page.deleted, *page.problems) if key], at)
-        rejected = await self._apply(item_changes.apply_scanned_page, source, changes, cursor, now, saves)
+        rejected = await self._apply(source, changes, cursor, saves=saves)
         return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
 
     async def _apply(
-        self, operation: Callable[..., ChangeSummary], source: Source, changes: list[ItemChange], *arguments: Any
+        self, source: Source, changes: list[ItemChange], cursor: str | None = None, *, saves: bool = False
     ) -> list[str]:
         """Apply changes; return the rejected rows, each with the reason."""
-        summary: ChangeSummary | None = await self._run_as_leader(operation, source, changes, *arguments)
+        now = self.node.clock.now()
+        summary: ChangeSummary | None = await self._run_as_leader(
+            item_changes.apply_read, source, changes, now, cursor, saves
+        )
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         metrics.record_changes(self.node.counters, summary)

@@ -133,7 +133,7 @@ class ItemReader:
             if source.orphaned_at is not None:  # access came back
                 await run(sources.set_orphaned, source.id, None, self.node.clock.now())
             changes = page.to_changes(keys, read_at)
-            await run(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
+            await run(item_changes.apply_read, source, changes, self.node.clock.now())
         except StoreError:
             raise
         except SourceGone as gone:
