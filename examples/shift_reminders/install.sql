@@ -20,7 +20,7 @@ BEGIN
         ) AS keys (k) WHERE k IS NOT NULL
     LOOP
         INSERT INTO timebell_changes (channel, key) VALUES ('shifts', changed);
-        PERFORM pg_notify('shifts', changed);
+        PERFORM pg_notify('shifts', left(changed, 200));  -- the length is limited, longer keys are not used
     END LOOP;
     -- Keeps the outbox small: what Timebell has not read for 7 days is found by its next full read.
     DELETE FROM timebell_changes WHERE (tx, id) IN (

@@ -102,12 +102,26 @@ async def test_a_scanned_page_inserts_updates_and_keeps_items(store: Store) -> N
     start = {"same": HOUR, **dict.fromkeys(("older", "newer", "new", "x" * 201), after(hours=2))}
     page = [ItemChange(key, 50, {"start_at": at.isoformat()}) for key, at in start.items()]
     page.append(ItemChange("unreadable", 50, None, "no date"))
-    summary = await store.run(item_changes.apply_scanned_page, home, page, "{}", T0, True)
+    summary = await store.run(item_changes.apply_read, home, page, T0, "{}", True)
     counts = summary.unchanged, summary.changed, summary.created, summary.cancelled, summary.stale
     assert (*counts, len(summary.rejected)) == (1, 3, 2, 1, 1, 2)
     assert [at for _, at in await pending(store)] == [HOUR, HOUR, after(hours=2), after(hours=2)]
-    again = await store.run(item_changes.apply_scanned_page, home, page[3:4], "{}", T0, True)
+    again = await store.run(item_changes.apply_read, home, page[3:4], T0, "{}", True)
     assert (again.unchanged, again.created) == (1, 0)
+
+
+@stored
+async def test_a_read_of_unchanged_rows_writes_nothing(store: Store) -> None:
+    """So a delivery does not wait for the disk."""
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 5, HOUR, key="same")
+    await change_item(store, home, 5, "gone", key="gone")
+    query = select(tables.items.c.key, tables.items.c.version, tables.items.c.updated_at).order_by("key")
+    before = list(await execute(store, query))
+    read = [ItemChange("same", 50, {"start_at": HOUR.isoformat()}), ItemChange("gone", 50, None)]
+    summary = await store.run(item_changes.apply_read, home, read, after(hours=2))
+    assert (summary.unchanged, summary.changed) == (2, 0)
+    assert list(await execute(store, query)) == before
 
 
 @stored

@@ -277,7 +277,7 @@ def test_archived_items_are_not_read(monday: Monday) -> None:
             monday.put(2, soon(days=1), state="archived")
             monday.put(3, soon(days=1), state="deleted")
             assert list((await reader.read_page(None, 10)).rows) == ["1"]
-            assert list(await reader.read_rows(["1", "2", "3"])) == ["1"]
+            assert list((await reader.read_rows(["1", "2", "3"])).rows) == ["1"]
         finally:
             await reader.close()
 

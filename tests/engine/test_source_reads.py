@@ -29,6 +29,7 @@ class Board:
         self.rows: dict[str, dict[str, Any]] = {}
         self.seconds = 0.0
         self.error: Exception | None = None
+        self.problems: dict[str, str] = {}
         self.requests: list[Sequence[str]] = []
         self.budget: CallBudget | None = None
 
@@ -41,7 +42,7 @@ class Board:
     async def read_changes(self, since: str | None, limit: int) -> RowPage | None:
         return None
 
-    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def read_rows(self, keys: Sequence[str]) -> RowPage:
         if self.budget is not None:
             await self.budget.take()
         self.requests.append(keys)
@@ -50,7 +51,8 @@ class Board:
                 await self.budget.postpone(getattr(self.error, "retry_after", None))
             raise self.error
         await asyncio.sleep(self.seconds)
-        return {key: self.rows[key] for key in keys if key in self.rows}
+        rows = {key: self.rows[key] for key in keys if key in self.rows and key not in self.problems}
+        return RowPage(rows, None, {key: self.problems[key] for key in keys if key in self.problems})
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
         await self.read_rows([query])
@@ -158,6 +160,30 @@ async def test_items_of_one_board_due_together_are_read_in_one_request(world: Wo
 
 
 @virtual
+async def test_a_row_that_cannot_be_read_before_delivery_affects_no_other_row(
+    world: World, boards: dict[str, Board]
+) -> None:
+    app = world.app()
+    log = app.on("due")(Log())
+    board = await watch(app, boards, "board")
+    for key in ("good", "bad"):
+        board.put(key, after(hours=1))
+    board.put("moved", after(hours=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0}):
+        await world.advance(minutes=30)
+        board.problems["bad"] = "not a text"
+        board.put("moved", after(hours=3))
+        await world.advance(hours=1)
+        assert sorted(event.payload["itemId"] for event in log.events) == ["bad", "good"]
+        await world.advance(hours=2)
+    assert [event.payload["itemId"] for event in log.events][2:] == ["moved"]
+    attempts = {job.payload["itemId"]: job.attempts for job in await jobs(app, status="completed")}
+    assert [attempts[key] for key in ("good", "moved")] == [[], []]
+    source = attempts["bad"][0]["source"]
+    assert (source["problem"], source["values"]) == ("not a text", "last known")
+
+
+@virtual
 async def test_a_pause_requested_by_a_source_binds_all_reads_before_delivery(
     world: World, boards: dict[str, Board]
 ) -> None:
@@ -205,3 +231,75 @@ async def test_a_circuit_breaker_pauses_longer_after_each_consecutive_failure(wo
     breaker.record_success()
     breaker.record_failure("down")
     assert breaker.remaining_seconds() == pytest.approx(5)
+
+
+@virtual
+async def test_hundreds_of_slow_boards_of_one_tenant_do_not_wait_for_each_other(
+    world: World, boards: dict[str, Board]
+) -> None:
+    app = world.app()
+    log = app.on("due")(Lags(world))
+    for number in range(200):
+        board = await watch(app, boards, f"b{number}")
+        board.seconds = 3600.0 if number < 40 else 0.5
+        board.put("1", after(hours=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0}):
+        await world.advance(hours=2)
+    assert len(log.events) == 200
+    assert max(seconds for (board, _), seconds in log.seconds.items() if int(board[1:]) >= 40) <= 0.8
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@virtual
+async def test_jobs_that_wait_for_a_hung_board_occupy_no_slot(
+    world: World, boards: dict[str, Board], is_async: bool
+) -> None:
+    app, lags = world.app(), dict[str, float]()
+
+    def record(event: Arrived) -> None:
+        lags[event.payload["itemId"]] = (world.clock.now() - event.scheduled_at).total_seconds()
+
+    async def record_async(event: Arrived) -> None:
+        record(event)
+
+    app.on("due")(record_async if is_async else record)
+    hung, healthy = [await watch(app, boards, name) for name in ("hung", "healthy")]
+    hung.seconds = 3600.0
+    for number in range(60):
+        hung.put(str(number), after(hours=1))
+    healthy.put("healthy", after(hours=1, seconds=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 10, "threads": 10}) as service:
+        await world.advance(hours=2)
+        assert [pool.free_slots for pool in service.worker.pools] == [10, 10]
+    assert len(lags) == 61
+    assert lags["healthy"] <= 0.1
+
+
+@virtual
+async def test_jobs_that_waited_for_their_source_run_in_the_slots_of_the_node(
+    world: World, boards: dict[str, Board]
+) -> None:
+    app, running, most = world.app(), set[str](), 0
+
+    @app.on("due")
+    async def due(event: Arrived) -> None:
+        nonlocal most
+        running.add(event.job_id)
+        most = max(most, len(running))
+        try:
+            await asyncio.sleep(1)
+        finally:
+            running.discard(event.job_id)
+
+    board = await watch(app, boards, "board")
+    board.seconds = 0.5
+    for number in range(12):
+        board.put(str(number), after(hours=1))
+    async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 3}) as service:
+        await world.advance(hours=1, seconds=2)
+        stopped = [job.id for job in await jobs(app, status="running")]
+        for id_ in stopped:  # three in their handlers, the others waiting for a slot
+            await app.cancel(id_, stop=True)
+        await world.advance(minutes=1)
+        assert service.worker.pools[0].free_slots == 3
+    assert (len(stopped) > 3, most) == (True, 3)

@@ -44,7 +44,7 @@ class Rows:
                 connection.execute(query.replace("$", "?"), plain)
                 connection.commit()
             return
-        if self.url.startswith("mariadb"):
+        if self.url.startswith(("mariadb", "mysql")):
             query = re.sub(r"\bON CONFLICT \(id\) DO UPDATE SET", "ON DUPLICATE KEY UPDATE", query)
             query = re.sub(r"\bexcluded\.(\w+)", r"VALUES(\1)", query)
             plain = [json.dumps(one) if isinstance(one, list) else one for one in values]
@@ -58,7 +58,7 @@ class Rows:
 
     async def make(self) -> None:
         sqlite = self.url.startswith("sqlite")
-        if self.url.startswith("mariadb"):
+        if self.url.startswith(("mariadb", "mysql")):
             await self.write(TABLE.format(id="integer primary key", instant="timestamp(6) null", list="text"))
             return
         types = {"id": "integer primary key", "instant": "text" if sqlite else "timestamptz",

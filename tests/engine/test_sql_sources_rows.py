@@ -111,6 +111,10 @@ def test_a_text_in_another_encoding_is_listed_and_does_not_stop_other_rows(tmp_p
                 assert (key, "invalid byte sequence" in str(problem)) == ("2", True)
                 source = await app.triggers.get_source("shifts")
                 assert "A row is rejected" in str(source.error)
+                adapter = create_adapter("sql", {"url": url, "table": "duty_schedules"})
+                read = await adapter.read_rows(["1", "2", "3"])  # as before a delivery
+                await adapter.close()
+                assert (set(read.rows), set(read.problems)) == ({"1", "3"}, {"2"})
                 await rows.write("UPDATE duty_schedules SET status = 'on' WHERE id = 2")
                 await until(lambda: _planned(app, set(range(5))))
                 assert await listed() == []
@@ -139,10 +143,90 @@ def test_binary_and_null_keys_are_read_in_pages(tmp_path: Path, postgres: Postgr
                 pages.append(await adapter.read_page(cursor, 3))
             assert [key for page in pages for key in page.rows] == [f"0{n}ff" for n in range(7)]
             assert pages[-1].problems == {"": "1 rows have no id."}
-            assert set(await adapter.read_rows(["03ff", "zz", "0"])) == {"03ff"}
+            assert set((await adapter.read_rows(["03ff", "zz", "0"])).rows) == {"03ff"}
             await adapter.close()
 
         _run(body(), server, url)
+
+
+def test_text_of_sqlite_in_another_encoding_is_listed_and_hides_no_other_row(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/theirs.db"
+
+    async def body() -> None:
+        rows = Rows(url)
+        await rows.write("CREATE TABLE shifts (id text, start_at text)")
+        good = ["a", "b", "\u00e9", "\U0001f514"]
+        for key in good:
+            await rows.write("INSERT INTO shifts VALUES ($1, '2040-01-01')", key)
+        await rows.write("INSERT INTO shifts VALUES ('c', CAST(x'636166e9' AS text))")
+        await rows.write("INSERT INTO shifts VALUES (CAST(x'62e9' AS text), '2040-01-01')")  # sorts after b
+        adapter = create_adapter("sql", {"url": url, "table": "shifts"})
+        for size in (2, 3, 500):
+            pages = [await adapter.read_page(None, size)]
+            while (cursor := pages[-1].cursor) is not None:
+                assert len(pages) < 20
+                pages.append(await adapter.read_page(cursor, size))
+            assert {key for page in pages for key in page.rows} == set(good)
+            problems = {key: problem for page in pages for key, problem in page.problems.items()}
+            assert problems == {
+                "c": "A value cannot be read: start_at is 'caf\ufffd' in UTF-8.",
+                "b\ufffd": "A value cannot be read: id is 'b\ufffd' in UTF-8.",
+            }
+        page = await adapter.read_rows(["a", "c"])
+        assert (set(page.rows), set(page.problems)) == ({"a"}, {"c"})
+        await adapter.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_a_key_of_several_rows_is_listed(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    server = None if kind == "sqlite" else request.getfixturevalue(kind)
+    url = f"sqlite:///{tmp_path}/theirs.db" if server is None else server.create_database()
+
+    async def body() -> None:
+        rows = Rows(url)
+        await rows.make()
+        for number in (1, 2):
+            await rows.put(number, soon(hours=1))
+        query = "SELECT s.* FROM duty_schedules s JOIN duty_schedules o ON s.id = 1 OR o.id = 1"
+        adapter = create_adapter("sql", {"url": url, "query": query})
+        for page in (await adapter.read_page(None, 10), await adapter.read_rows(["1", "2"])):
+            assert list(page.rows) == ["2"]
+            assert page.problems == {"1": "Several rows have the id '1', so it does not identify a row."}
+        await adapter.close()
+
+    if server is None:
+        asyncio.run(body())
+    else:
+        _run(body(), server, url)
+
+
+def test_the_outbox_of_a_table_with_binary_keys_is_read_by_a_new_process(postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows = Rows(url)
+        await rows.write("CREATE TABLE shifts (id bytea PRIMARY KEY, start_at text)")
+        options = {"url": url, "table": "shifts", "changes": "outbox"}
+        first, second, notified = SqlTable(options), SqlTable(options), list[str | None]()
+        await rows.write(first.install_sql())
+        for key in ("01", "02"):
+            await rows.write(f"INSERT INTO shifts VALUES ('\\x{key}', '2040-01-01')")
+        start = await first.read_changes(None, 10)
+        assert start is not None
+        await rows.write("UPDATE shifts SET start_at = '2040-01-02' WHERE id = '\\x01'")
+        await rows.write("DELETE FROM shifts WHERE id = '\\x02'")
+        page = await second.read_changes(start.cursor, 10)
+        assert page is not None
+        assert (list(page.rows), page.deleted) == (["01"], ("02",))
+        assert await second.listen(notified.append)
+        await rows.write("UPDATE shifts SET start_at = '2040-01-03' WHERE id = '\\x01'")
+        await until(lambda: notified == ["01"])
+        await first.close()
+        await second.close()
+
+    _run(body(), postgres, url)
 
 
 def test_names_with_capitals_and_spaces_are_used_as_written(
@@ -160,7 +244,7 @@ def test_names_with_capitals_and_spaces_are_used_as_written(
             options = {"url": url, "table": "Duty Shift", "key": "shiftId"}
             adapter = create_adapter("sql", {**options, "changes": "cursor", "cursor": "shiftId"})
             assert list((await adapter.read_page("1", 5)).rows) == ["2"]
-            assert list(await adapter.read_rows(["2", "3"])) == ["2"]
+            assert list((await adapter.read_rows(["2", "3"])).rows) == ["2"]
             start = await adapter.read_changes(None, 5)
             assert start is not None
             await rows.write(f"INSERT INTO {table} VALUES (3, '2040-01-01')")
@@ -233,12 +317,17 @@ def test_the_outbox_records_changes_of_joined_tables_in_commit_order(postgres: P
         await rows.write('DELETE FROM "Shift" WHERE "shiftId" = 3')
         page = await adapter.read_changes(start.cursor, 10)
         assert page is not None
-        assert page.rows == {}, "a change behind a running transaction is read before it"
+        assert (set(page.rows), page.deleted, page.cursor) == ({"2"}, ("3",), start.cursor), "it is not delayed"
+        page = await adapter.read_changes(page.cursor, 10)
+        assert page is not None
+        assert (page.rows, page.deleted) == ({}, ()), "the same changes are read twice"
         await begun.commit()
         page = await adapter.read_changes(page.cursor, 10)
         assert page is not None
         assert (set(page.rows), page.deleted) == ({"1", "2"}, ("3",))
-        assert (await adapter.read_changes(page.cursor, 10)) is not None
+        page = await adapter.read_changes(page.cursor, 10)
+        assert page is not None
+        assert page.rows == {}
         await late.close()
         await adapter.close()
         await rows.write(adapter.uninstall_sql())
@@ -298,6 +387,31 @@ def test_a_table_with_a_range_of_times_is_refused_and_a_query_of_its_ends_is_rea
         finally:
             await reader.close()
         assert row == {"id": 1, "start": "2027-03-01T09:00:00+00:00", "end": "2027-03-05T18:00:00+00:00"}
+
+    _run(body(), postgres, url)
+
+
+def test_long_names_and_keys_do_not_break_the_outbox(postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows, table = Rows(url), "t" * 60
+        await rows.write(f"CREATE TABLE {table} (id text, first text, second text)")
+        options = {
+            "url": url, "table": table, "changes": "outbox",
+            "joined": [{"table": table, "key": "first"}, {"table": table, "key": "second"}],
+        }  # fmt: skip
+        adapter = SqlTable(options)
+        await rows.write(adapter.install_sql())
+        start = await adapter.read_changes(None, 10)
+        assert start is not None
+        await rows.write(f"INSERT INTO {table} VALUES ('1', '2', repeat('x', 9000))")
+        page = await adapter.read_changes(start.cursor, 10)
+        assert page is not None
+        assert (set(page.rows), set(page.deleted)) == ({"1"}, {"2", "x" * 9000})
+        await rows.write(adapter.uninstall_sql())
+        await rows.write(f"INSERT INTO {table} VALUES ('2', '3', '4')")
+        await adapter.close()
 
     _run(body(), postgres, url)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -126,6 +127,8 @@ async def fill_store(app: Timebell, browser: Browser) -> dict[str, str]:
         "targets": "/ui/targets", "new target": "/ui/targets/new", "target": "/ui/targets/orders/edit",
         "sent": f"/ui/jobs/{sent['id']}",
         "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
+        "new source": f"/ui/new/source?kind=sql&changes={quote(EVIL[:40])}",
+        "dry run": f"/ui/triggers/instep/preview?rows={quote(json.dumps([{'start_at': EVIL}]))}",
         "new trigger": "/ui/new/trigger", "new campaign": "/ui/new/campaign",
         "triggered": f"/ui/new/trigger/preview?source=instep&column=start_at&condition={quote(EVIL[:40])}%20empty",
         "sending": f"/ui/new/campaign/preview?title={quote(EVIL)}&when=local&at=2040-01-01T09:00&timezone=Asia/Seoul",

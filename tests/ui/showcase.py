@@ -346,6 +346,7 @@ async def _create_triggers(app: Timebell, web: Web) -> dict[str, str]:
     await web.post("/api/v1/triggers/birthday/pause", {"reason": "the list is being cleaned up"})
     return {
         "triggers": "/ui/triggers",
+        "source-new": "/ui/new/source?kind=monday&dailyCalls=1000",
         "trigger-new": "/ui/new/trigger?source=duty-schedules&column=start_at&recipients=user_id&timezone=Asia/Seoul",
         "trigger": "/ui/triggers/shift-soon",
         "trigger-orphaned": "/ui/triggers/contract-renewal",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -137,6 +139,33 @@ async def test_the_page_of_an_item_shows_its_history_and_fires_and_skips_it(
         shown = (await browser.get(page)).text
         assert "not fired, skipped: 2040-01-01T09:00:00Z" in plain_text(shown)
         assert "cancelled (withdrawn)" in plain_text(shown)
+
+
+async def test_a_dry_run_shows_when_given_rows_would_fire(
+    serve_sqlite: Serve, sqlite_url: str, phones: FakeFcm
+) -> None:
+    app = hostile_app(sqlite_url)
+    async with serve_sqlite(allow_local=True, app=app) as browser:
+        await app.triggers.put_source("rows")
+        await app.triggers.put(
+            "t", "rows", "at", "tea.ready", timezone="Asia/Seoul", offsets=["-3d@09:00"], recipients="who",
+            condition={"on": True},
+        )  # fmt: skip
+        page = "/ui/triggers/t/preview"
+        assert page in (await browser.get("/ui/triggers/t")).text
+        assert "Row 1" not in (await browser.get(page)).text
+        rows = [{"at": "2040-01-04", "who": "<b>ana</b>", "on": True}, {"at": "soon", "who": "bo"}, {"at": None}]
+        answer = await browser.client.get(page, params={"rows": json.dumps(rows)})
+        shown = plain_text(answer.text)
+        assert "-3d@09:00 <b>ana</b> Sun 01 Jan 2040, 09:00:00 KST" in html.unescape(shown)
+        assert "at: 'soon'" in html.unescape(shown)
+        assert "The condition does not hold now." in shown
+        assert "No date, so nothing fires." in shown
+        for wrong in ("{", "[]", "3"):
+            refused = await browser.client.get(page, params={"rows": wrong})
+            assert refused.status_code == 422, wrong
+        assert (await browser.client.get("/ui/triggers/none/preview")).status_code == 404
+        assert list(await app.list()) == []
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])

@@ -119,6 +119,44 @@ async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqli
         assert "the end of during , local times in the zone in tz" in shown
 
 
+async def test_the_source_form_shows_the_calls_a_day_and_creates_the_source(
+    serve_sqlite: Serve, tmp_path: Path
+) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/source"
+        assert f'href="{form}"' in (await browser.get("/ui/new/trigger")).text
+        board = {
+            "name": "board", "kind": "monday", "tokenSecret": "monday", "boardId": "7", "columns": "date4, person",
+            "dailyCalls": "1000",
+        }  # fmt: skip
+        await browser.app.secrets.put("monday", "a token")
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=board)).text)
+        assert "500 of 1,000 for each 500 items" in shown
+        assert "Without webhooks" in shown
+        created = await browser.submit(form, form, **board)
+        assert created.headers["location"].startswith("/ui/new/trigger?source=board"), plain_text(created.text)
+        source = (await browser.web.get("/api/v1/sources/board")).json()
+        assert source["options"] == {
+            "token": {"secret": "monday"}, "boardId": "7", "columns": ["date4", "person"], "dailyCalls": 1000,
+        }  # fmt: skip
+        second = {**board, "name": "second", "webhooks": "https://bell.example.com"}
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=second)).text)
+        assert "250 of 1,000 for each 500 items" in shown
+        assert "2 share the calls of this account" in shown
+        assert "Without webhooks" not in shown
+        with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
+            theirs.execute("CREATE TABLE shifts (id integer primary key, start_at text)")
+        table = {"name": "table", "kind": "sql", "url": f"sqlite:///{tmp_path}/theirs.db", "table": "shift"}
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=table)).text)
+        assert "All rows every 5 s" in shown
+        for wrong, word in (({}, "Did you mean shifts?"), ({"everySeconds": "x"}, "number"), ({"kind": "x"}, "kind")):
+            refused = await browser.submit(form, form, **{**table, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in plain_text(refused.text), word
+        created = await browser.submit(form, form, **{**table, "table": "shifts"})
+        assert created.status_code == 303, plain_text(created.text)
+
+
 def test_conditions_are_parsed_from_lines() -> None:
     text = 'a eq 1\nb in ["x", "y"]\n\nc not_empty\nd ne two words'
     parsed = [(each["field"], each["op"], each.get("value")) for each in parse_conditions(text)]
@@ -431,7 +469,7 @@ def form_values(page: str) -> dict[str, str]:
     return {name: html.unescape(value) for name, value in values.items()}
 
 
-@pytest.mark.parametrize("form", ["/ui/new/trigger", "/ui/new/campaign", "/ui/schedules/new/test"])
+@pytest.mark.parametrize("form", ["/ui/new/trigger", "/ui/new/source", "/ui/new/campaign", "/ui/schedules/new/test"])
 async def test_operators_cannot_create_anything_in_forms(serve_sqlite: Serve, form: str) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         await _create_source(browser)

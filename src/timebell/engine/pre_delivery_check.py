@@ -6,7 +6,8 @@ that are ready then share a transaction, so a thousand simultaneously due jobs n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
 
 from timebell.engine.batcher import Batcher
@@ -21,6 +22,8 @@ from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, Deli
 from timebell.store.jobs.query_sources import no_such_source
 
 MAX_CHECKS_PER_TRANSACTION = 500
+WaitContext = Callable[[], AbstractAsyncContextManager[None]]
+"""Creates the context in which an attempt waits for external data."""
 
 
 class DeliveryReader(Protocol):
@@ -46,7 +49,7 @@ class PreDeliveryCheck:
         has_conditions = attempt.conditions is not None or attempt.kind == Kind.TRIGGER
         return has_conditions or attempt.tenant_id in self.node.metered_tenants
 
-    async def check(self, attempt: Attempt) -> Completion | None:
+    async def check(self, attempt: Attempt, waiting: WaitContext = nullcontext) -> Completion | None:
         """Return None if the attempt may be delivered, otherwise the completion that replaces the delivery."""
         try:
             preconditions = None
@@ -55,7 +58,7 @@ class PreDeliveryCheck:
             delivery_check = DeliveryCheck(
                 attempt.id, attempt.tenant_id, attempt.kind, attempt.manual_retries > 0, preconditions
             )
-            query = await self._read(delivery_check, attempt)
+            query = await self._read(delivery_check, attempt, waiting)
             return self._completion_for(attempt, await self._decisions.run(attempt.id, (delivery_check, query)))
         except TimebellError as error:  # also InvalidInput: written by a newer release, whose nodes can decode it
             return self._completion_for(attempt, error)
@@ -65,7 +68,7 @@ class PreDeliveryCheck:
         for reader in self._readers or ():
             await reader.close()
 
-    async def _read(self, check: DeliveryCheck, attempt: Attempt) -> QueryResult | None:
+    async def _read(self, check: DeliveryCheck, attempt: Attempt, waiting: WaitContext) -> QueryResult | None:
         """Return the query result of a job. Raises NotFound (SOURCE_NOT_FOUND) for a query that no feature can run."""
         if not check.checks_trigger and check.unless is None:
             return None
@@ -73,9 +76,10 @@ class PreDeliveryCheck:
             readers = (feature.create_delivery_reader(self.node) for feature in self.node.features)
             self._readers = [reader for reader in readers if reader is not None]
         query: QueryResult | None = None
-        for reader in self._readers:
-            if (read := await reader.read(check)) is not None:
-                query, attempt.source_read = read.query, read.problem
+        async with waiting():
+            for reader in self._readers:
+                if (read := await reader.read(check)) is not None:
+                    query, attempt.source_read = read.query, read.problem
         if check.unless is not None and query is None:
             raise no_such_source(check.unless.source)
         return query

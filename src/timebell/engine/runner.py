@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from datetime import timedelta
 
 from timebell.engine.completions import Completions
 from timebell.engine.delivery import Deliverer, PreparedDelivery, StartedCall
 from timebell.engine.node import Node
-from timebell.engine.pre_delivery_check import PreDeliveryCheck
+from timebell.engine.pre_delivery_check import PreDeliveryCheck, WaitContext
 from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningAttempt
 from timebell.engine.transactional_completion import TransactionalCompletion
 from timebell.model import decide
@@ -33,9 +34,12 @@ class Runner:
         """Return the completion used by `event.transaction()` of an attempt."""
         return TransactionalCompletion(self.node, running, self.completions.success)
 
-    async def run(self, running: RunningAttempt, call: StartedCall | None = None) -> Completion | None:
+    async def run(
+        self, running: RunningAttempt, call: StartedCall | None = None, without_slot: WaitContext = nullcontext
+    ) -> Completion | None:
         """Run an attempt, or the rest of the call that the fast path started; return the completion to write.
 
+        The attempt waits for external data in the context `without_slot`, in which it occupies no slot of the worker.
         Returns None if nothing has to be written: a transaction of the handler has completed the job, or the delivery
         was interrupted because the lease is lost.
         """
@@ -44,7 +48,7 @@ class Runner:
         try:
             if call is None:
                 prepared = self.prepare(running)
-                result = await self.check(running, prepared) or await self.deliver(running, prepared)
+                result = await self.check(running, prepared, without_slot) or await self.deliver(running, prepared)
             else:
                 result = await self.deliverer.finish_call(running, call)
         except (Snooze, Cancel, asyncio.CancelledError) as exc:
@@ -59,7 +63,9 @@ class Runner:
         prepared.delivery.handle = running
         return prepared
 
-    async def check(self, running: RunningAttempt, prepared: PreparedDelivery) -> Completion | None:
+    async def check(
+        self, running: RunningAttempt, prepared: PreparedDelivery, without_slot: WaitContext = nullcontext
+    ) -> Completion | None:  # fmt: skip
         """Check that the attempt may be delivered. Returns the completion that replaces the delivery, if any.
 
         The lease is checked last, immediately before the delivery: another node may run the job already. Raises
@@ -71,7 +77,7 @@ class Runner:
         if running.state is not AttemptState.RUNNING:
             raise asyncio.CancelledError
         if self.pre_delivery_check.applies_to(attempt):
-            replacement = await self.pre_delivery_check.check(attempt)
+            replacement = await self.pre_delivery_check.check(attempt, without_slot)
             if replacement is not None:
                 return replacement
         await self.deliverer.resolve_target(attempt, prepared)

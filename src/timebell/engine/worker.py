@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ log = logging.getLogger("timebell.worker")
 REPEAT_CLAIM_SECONDS = 0.05  # how long to keep claiming from a backlogged lane before a new scan
 # Pause when all due jobs are locked by other nodes; doubled up to the maximum.
 MIN_CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS = 0.0005, 0.25
+MAX_ATTEMPTS_WITHOUT_SLOT = 2000  # of a pool, that wait for external data before their delivery
 
 
 @dataclass(slots=True)
@@ -49,6 +50,10 @@ class SlotPool:
     free_slots: int
     max_claim: int
     """Maximum jobs per claim: half of the slots, so that some jobs run while the next ones are claimed."""
+    attempts_without_slot: int = 0
+    """Attempts that gave their slot to others, because they wait for external data."""
+    turns: deque[asyncio.Future[None]] = field(default_factory=deque)
+    """Attempts that have their data, and wait for a free slot."""
 
 
 class ClaimResult(NamedTuple):
@@ -117,9 +122,7 @@ class Worker:
             yield start_on_insert.SlotReservation(node.id, pool.routes, reserved)
         finally:
             self.reserved_slots -= reserved
-            pool.free_slots += reserved
-            if 0 < pool.free_slots <= reserved:  # the pool was exhausted, so the worker did not scan for it
-                node.wakeups.worker.wake()
+            self._free_slots(reserved, pool)
 
     async def step(self) -> datetime | None:
         """Claim due jobs up to the free slots. Returns when to scan again (None: on the next wake-up)."""
@@ -339,7 +342,7 @@ class Worker:
     async def _run(self, running: RunningAttempt, call: StartedCall | None, pool: SlotPool) -> None:
         """Run one attempt, or the rest of its call, on the full path."""
         try:
-            completion = await self.runner.run(running, call)
+            completion = await self.runner.run(running, call, lambda: self._without_slot(pool))
         except BaseException:
             self._abandon(running, pool)
             raise
@@ -353,8 +356,36 @@ class Worker:
         self.node.untrack(running.attempt.id, running.attempt.number)  # its lease expires, then it is recovered
         self._free_slots(1, pool)
 
+    @asynccontextmanager
+    async def _without_slot(self, pool: SlotPool) -> AsyncIterator[None]:
+        """Give the slot of an attempt to others during the block, so that waiting for a slow source delays no one else.
+
+        At the end, the attempt waits for a slot again. If it ends with an error, it takes one at once, possibly one too
+        many, because it only has to be completed.
+        """
+        if pool.attempts_without_slot >= MAX_ATTEMPTS_WITHOUT_SLOT:
+            yield
+            return
+        pool.attempts_without_slot += 1
+        self._free_slots(1, pool)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+            if pool.free_slots < 1:
+                pool.turns.append(turn)
+                await turn
+        finally:
+            pool.attempts_without_slot -= 1
+            if not turn.done() or turn.cancelled():
+                pool.free_slots -= 1
+
     def _free_slots(self, count: int, pool: SlotPool) -> None:
-        """Return slots to the pool; wake the worker if the pool was exhausted."""
+        """Return slots to the attempts that wait for one, then to the pool; wake the worker if it was exhausted."""
+        while count and pool.turns:
+            turn = pool.turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                count -= 1
         pool.free_slots += count
         if 0 < pool.free_slots <= count:  # it was exhausted, so the last scan ignored this pool
             self.node.wakeups.worker.wake()

@@ -244,12 +244,12 @@ class SourceConformance:
             at, later = scene.instant_from_now(days=1), scene.instant_from_now(days=2)
             await scene.put_row("1", at)
             await scene.put_row("2", at)
-            assert set(await adapter.read_rows(["1", "2", "3"])) == {"1", "2"}
+            assert set((await adapter.read_rows(["1", "2", "3"])).rows) == {"1", "2"}
             await scene.put_row("1", later)
             await scene.remove_row("2")
-            rows = await adapter.read_rows(["1", "2", "x", "1' OR '1' = '1", ""])
+            rows = (await adapter.read_rows(["1", "2", "x", "1' OR '1' = '1", ""])).rows
             assert {key: parse_column_instant(row[scene.column], "UTC") for key, row in rows.items()} == {"1": later}
-            assert await adapter.read_rows([]) == {}
+            assert (await adapter.read_rows([])).rows == {}
 
         self.run_with_adapter(test)
 

@@ -14,8 +14,8 @@ from timebell.features.triggers.model.trigger import SOURCE_BUDGET_SPENT, SOURCE
 R = TypeVar("R")
 
 READ_TIMEOUT_SECONDS = 5.0
-MAX_READS_PER_NODE = 64
-MAX_READS_PER_TENANT = 32
+MAX_READS_PER_NODE = 512
+MAX_READS_PER_TENANT = 256
 MAX_READS_PER_SOURCE = 4
 NOT_BROKEN = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
 """Codes of failures after which the source may be read at once: a user or a budget decides when it works again."""

@@ -347,26 +347,25 @@ class SourcePoller:
     async def _read_keys(self, source: Source, adapter: SourceAdapter, keys: list[str]) -> list[str]:
         """Read rows by key and apply them; return the rejected ones."""
         read_at = epoch_micros(self.node.clock.now())
-        rows = await adapter.read_rows(keys)
-        changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
-        return await self._apply(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
+        changes = (await adapter.read_rows(keys)).to_changes(keys, read_at)
+        return await self._apply(source, changes)
 
     async def _apply_page(
         self, source: Source, page: RowPage, at: int, cursor: str, *, saves: bool = True
     ) -> list[str]:  # fmt: skip
         """Apply a page, and store the cursor if a row differs, or `saves`; return the rejected rows."""
-        now = self.node.clock.now()
-        changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
-        changes += [ItemChange(key, at, None) for key in page.deleted]
-        changes += [ItemChange(key, at, None, problem) for key, problem in page.problems.items() if key]
-        rejected = await self._apply(item_changes.apply_scanned_page, source, changes, cursor, now, saves)
+        changes = page.to_changes([key for key in (*page.rows, *page.deleted, *page.problems) if key], at)
+        rejected = await self._apply(source, changes, cursor, saves=saves)
         return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
 
     async def _apply(
-        self, operation: Callable[..., ChangeSummary], source: Source, changes: list[ItemChange], *arguments: Any
+        self, source: Source, changes: list[ItemChange], cursor: str | None = None, *, saves: bool = False
     ) -> list[str]:
         """Apply changes; return the rejected rows, each with the reason."""
-        summary: ChangeSummary | None = await self._run_as_leader(operation, source, changes, *arguments)
+        now = self.node.clock.now()
+        summary: ChangeSummary | None = await self._run_as_leader(
+            item_changes.apply_read, source, changes, now, cursor, saves
+        )
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         metrics.record_changes(self.node.counters, summary)

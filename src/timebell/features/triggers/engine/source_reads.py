@@ -17,8 +17,9 @@ from timebell.engine.node import Node
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
 from timebell.features.triggers.engine.source_access import ReadLimits, SourceAccess
 from timebell.features.triggers.engine.source_adapters import AdapterCache
-from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED, ItemChange, Source, epoch_micros
+from timebell.features.triggers.model.trigger import SOURCE_UNAUTHORIZED, Source, epoch_micros
 from timebell.features.triggers.sources import POLLED_KINDS
+from timebell.features.triggers.sources.base import RowPage
 from timebell.features.triggers.store import item_changes, pre_delivery_check, sources
 from timebell.features.triggers.store.pre_delivery_check import PlannedFiring
 from timebell.store.jobs.pre_delivery_check import DeliveryCheck, DeliveryRead, QueryResult
@@ -115,23 +116,24 @@ class ItemReader:
         return _describe_delay(self.access.source, self.node.clock.monotonic() - began, problem)
 
     async def _read_batch(self, items: Mapping[str, str]) -> Mapping[str, str | None]:
-        """Read items by job id; return the problem of the read. Raises SourceFailed (SOURCE_UNAUTHORIZED)."""
-        problem = await self._read_items(sorted(set(items.values())))
-        return dict.fromkeys(items, problem)
+        """Read items by job id; return the problems of the read. Raises SourceFailed (SOURCE_UNAUTHORIZED)."""
+        problems = await self._read_items(sorted(set(items.values())))
+        return {job_id: problems.get(key) for job_id, key in items.items()}
 
-    async def _read_items(self, keys: list[str]) -> str | None:
+    async def _read_items(self, keys: list[str]) -> Mapping[str, str]:
+        """Read items and store them; return the problems of those that could not be read."""
         source, run = self.access.source, self.node.store.run
         read_at = epoch_micros(self.node.clock.now())
 
-        async def read_rows() -> dict[str, dict[str, Any]]:
+        async def read_rows() -> RowPage:
             return await (await self._adapters.get(source)).read_rows(keys)
 
         try:
-            rows = await self.access.call(read_rows)
+            page = await self.access.call(read_rows)
             if source.orphaned_at is not None:  # access came back
                 await run(sources.set_orphaned, source.id, None, self.node.clock.now())
-            changes = [ItemChange(key, read_at, rows.get(key)) for key in keys]
-            await run(item_changes.apply_poll_result, source, changes, None, self.node.clock.now())
+            changes = page.to_changes(keys, read_at)
+            await run(item_changes.apply_read, source, changes, self.node.clock.now())
         except StoreError:
             raise
         except SourceGone as gone:
@@ -141,11 +143,13 @@ class ItemReader:
             if error.code == SOURCE_UNAUTHORIZED:
                 await run(sources.record_failure, source.id, str(error), error.code)
                 raise
-            return error.message
+            return dict.fromkeys(keys, error.message)
         except Exception as exc:  # must not fail the jobs of the source
             log.exception("could not read source %s", source.name)
-            return f"{type(exc).__name__}; see the log of the node."
-        return None
+            return dict.fromkeys(keys, f"{type(exc).__name__}; see the log of the node.")
+        else:
+            return page.problems
+        return {}
 
 
 def _describe_delay(source: Source, seconds: float, problem: str | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.pages import NavigationEntry, Notice, Pages, SearchHit
 from timebell.dashboard.views import View
-from timebell.features.triggers.pages import form, triggers
+from timebell.features.triggers.pages import form, source_form, triggers
 from timebell.features.triggers.pages.triggers import REAUTHORIZATION_ERROR
 from timebell.store.audit.overview import AttentionItem
 
@@ -31,7 +31,7 @@ async def search(view: View, text: str) -> list[SearchHit]:
 
 
 PAGES = Pages(
-    routers=(form.routes, triggers.routes),
+    routers=(form.routes, source_form.routes, triggers.routes),
     templates=Path(__file__).parent / "templates",
     navigation=NavigationEntry("triggers", "/ui/triggers", "Triggers", "viewer", "M13 2 5 14h6l-1 8 8-12h-6z"),
     done_messages={"scanning": "Scan started.", "watching": "Created. Scanning the existing items.",

@@ -10,8 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.fields import parse_json, to_problem
 from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute
+from timebell.errors import InvalidInput
 from timebell.features.triggers.store import status
 
 UNIT_LABELS = {"s": "s", "m": "min", "h": "h", "d": "days", "w": "weeks"}
@@ -79,6 +81,24 @@ async def trigger_item(name: str, key: str, view: CurrentView) -> Response:
     """Show one item of a trigger: its firings and its latest jobs."""
     item = await view.get(f"/triggers/{quote_segment(name)}/why", item=key)
     return view.render("trigger_item", trigger=name, item=item)
+
+
+@routes.get("/ui/triggers/{name}/preview")
+async def preview(name: str, view: CurrentView, rows: str = "") -> Response:
+    """Show when given rows would fire. Nothing is stored."""
+    problem, result = None, None
+    try:
+        parsed = parse_json("rows", rows)
+    except InvalidInput as error:
+        parsed, problem = None, to_problem(error)
+    if parsed is not None:
+        response = await view.call_api("POST", f"/triggers/{quote_segment(name)}/preview", {"rows": parsed})
+        result, problem = (None, response.body) if response.is_error else (response.body["rows"], None)
+    else:
+        await view.get(f"/triggers/{quote_segment(name)}")
+    return view.render(
+        "trigger_preview", 422 if problem else 200, trigger=name, form={"rows": rows}, problem=problem, result=result
+    )
 
 
 @routes.post("/ui/triggers/{name}/{verb}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from timebell.errors import SourceFailed
+from timebell.features.triggers.model.trigger import ItemChange
 
 
 class InvalidSourceQuery(SourceFailed):
@@ -25,6 +26,10 @@ class RowPage:
     problems: dict[str, str] = field(default_factory=dict)
     deleted: tuple[str, ...] = ()
     has_more: bool = False
+
+    def to_changes(self, keys: Iterable[str], version: int) -> list[ItemChange]:
+        """Return the rows with these keys as changes; rows that the page does not contain are deleted."""
+        return [ItemChange(key, version, self.rows.get(key), self.problems.get(key)) for key in keys]
 
 
 class TokenProvider(Protocol):
@@ -66,8 +71,8 @@ class SourceAdapter(Protocol):
         be more changes if `has_more` is true.
         """
 
-    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return the rows with these keys that exist now. Raises SourceFailed also if one of them cannot be read."""
+    async def read_rows(self, keys: Sequence[str]) -> RowPage:
+        """Return the rows with these keys that exist now, without a cursor."""
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
         """Return whether a query of the user returns a row."""

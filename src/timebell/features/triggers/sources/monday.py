@@ -113,7 +113,7 @@ class Board:
         """Return None: the API cannot list changes."""
         return None
 
-    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def read_rows(self, keys: Sequence[str]) -> RowPage:
         """Return the items with these ids that exist now, excluding archived items and items of other boards."""
         rows: dict[str, dict[str, Any]] = {}
         valid_ids = [key for key in keys if key.isascii() and key.isdigit()]
@@ -129,7 +129,7 @@ class Board:
             rows |= dict(map(_parse_item, on_board))
         if valid_ids and not rows:  # either all items are gone, or the board is: then this raises SourceGone
             await self.read_page(None, 1)
-        return rows
+        return RowPage(rows, None)
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
         """Raise SourceFailed: a board cannot be queried."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event, make_url, text
 
 from timebell.errors import Refused
+from timebell.features.triggers.sources.driver_threads import DriverThreads
 
 _SESSION_STATEMENTS = ("SET SESSION time_zone = '+00:00'", "SET SESSION TRANSACTION READ ONLY")
 
@@ -20,14 +20,15 @@ class MysqlDatabase:
     def __init__(self, url: str) -> None:
         self._url = url
         self._engine: Engine | None = None
+        self._threads = DriverThreads()
 
     async def fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Return the rows of a query with `:name` parameters, or only the first one."""
-        return await asyncio.to_thread(_fetch, self._open_engine(), query, dict(parameters), first)
+        return await self._threads.run(_fetch, self._open_engine(), query, dict(parameters), first)
 
     async def list_columns(self, query: str) -> list[str]:
         """Return the columns of a query without parameters."""
-        return await asyncio.to_thread(_list_columns, self._open_engine(), query)
+        return await self._threads.run(_list_columns, self._open_engine(), query)
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
@@ -36,6 +37,7 @@ class MysqlDatabase:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._threads.close()
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None

@@ -7,17 +7,25 @@ makes Timebell read the outbox earlier.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from timebell.errors import SourceFailed
 from timebell.features.triggers.sources.identifiers import quote_name, quote_table
 
 OUTBOX_TABLE = "timebell_changes"
+MAX_NAME_BYTES = 63  # of PostgreSQL, which cuts longer names
 READ_QUERY = (
     f"SELECT id, tx, key FROM {OUTBOX_TABLE} WHERE channel = :channel AND (tx, id) > (:tx, :id)"  # noqa: S608 - a constant
     " AND tx < txid_snapshot_xmin(txid_current_snapshot()) ORDER BY tx, id LIMIT :limit"
 )
-"""Changes in commit order: rows of transactions that began after the oldest running one wait for it to end."""
+"""Changes in commit order: those of transactions that began before the oldest one that still runs."""
+READ_AHEAD_QUERY = (
+    f"SELECT id, tx, key FROM {OUTBOX_TABLE} WHERE channel = :channel"  # noqa: S608 - a constant
+    " AND tx >= txid_snapshot_xmin(txid_current_snapshot()) AND NOT id = ANY(:known) ORDER BY tx, id LIMIT :limit"
+)
+"""Other changes, so that a long transaction delays none. They are read again in commit order when it has ended."""
+MAX_READ_AHEAD = 10_000
 POSITION_QUERY = "SELECT txid_snapshot_xmin(txid_current_snapshot()) - 1 AS tx"
 
 
@@ -70,7 +78,11 @@ async def run_sql(url: str, sql: str) -> None:
 
 
 def _trigger_name(channel: str, watched: WatchedTable) -> str:
-    return f"{channel}_{watched.table.replace('.', '_')}_{watched.key}".replace('"', "")[:63]
+    name = f"{channel}_{watched.table}_{watched.key}"
+    plain = name.replace(".", "_").replace('"', "")
+    if plain == name and len(name.encode()) <= MAX_NAME_BYTES:
+        return name
+    return f"{plain.encode()[: MAX_NAME_BYTES - 9].decode(errors='ignore')}_{sha256(name.encode()).hexdigest()[:8]}"
 
 
 _OUTBOX = """\
@@ -98,7 +110,7 @@ BEGIN
         ) AS keys (k) WHERE k IS NOT NULL
     LOOP
         INSERT INTO {outbox} (channel, key) VALUES ('{channel}', changed);
-        PERFORM pg_notify('{channel}', changed);
+        PERFORM pg_notify('{channel}', left(changed, 200));  -- the length is limited, longer keys are not used
     END LOOP;
     -- Keeps the outbox small: what Timebell has not read for 7 days is found by its next full read.
     DELETE FROM {outbox} WHERE (tx, id) IN (

@@ -28,7 +28,14 @@ from timebell.features.triggers.sources.identifiers import is_valid_name, quote_
 from timebell.features.triggers.sources.mysql_source import MysqlDatabase
 from timebell.features.triggers.sources.outbox import WatchedTable
 from timebell.features.triggers.sources.postgres_source import READ_ERRORS, Listener, PostgresDatabase
-from timebell.features.triggers.sources.sql_values import decode_key, encode_key, key_text, parse_key, to_json_value
+from timebell.features.triggers.sources.sql_values import (
+    InvalidText,
+    decode_key,
+    encode_key,
+    key_text,
+    parse_key,
+    to_json_value,
+)
 from timebell.features.triggers.sources.sqlite_source import SqliteDatabase
 from timebell.model.policy import parse_seconds
 from timebell.store.open import BACKEND_BY_SCHEME
@@ -111,6 +118,8 @@ class SqlTable:
         self._database = _open_database(self._kind, str(self._url))
         self._listener = Listener(str(self._url), self.channel) if self.change_mode == "outbox" else None
         self._key_type: type | None = None
+        self._read_ahead: set[int] = set()
+        """Ids of changes that were read before a transaction that began earlier has ended."""
 
     async def list_columns(self) -> Collection[str]:
         """Return the columns of the rows. Raises SourceFailed, InvalidSourceQuery."""
@@ -126,7 +135,7 @@ class SqlTable:
         if after is not None:
             where, parameters = f"{self._key_column} > :after", {"after": decode_key(json.loads(after))}
         rows, problems = await self._fetch_page(where, self._key_column, parameters, limit)
-        cursor = json.dumps(encode_key(rows[-1][self.key])) if len(rows) == limit else None
+        cursor = json.dumps(encode_key(self._last_key(rows))) if len(rows) == limit else None
         page = RowPage(self._items_by_key(rows, problems), cursor, problems)
         if cursor is None and (unkeyed := await self._count_rows_without_key()):
             page.problems[""] = f"{unkeyed:,} rows have no {self.key}."
@@ -137,26 +146,21 @@ class SqlTable:
             return await self._read_outbox(since, limit)
         return None if self._cursor_column is None else await self._read_above_cursor(since, limit)
 
-    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        if not keys:
-            return {}
-        if self._key_type is None:
-            query = f"SELECT {self._key_column} AS k FROM {self._from_clause} WHERE {self._key_column} IS NOT NULL"  # noqa: S608
-            sample = await self._fetch(query, {}, first=True)
-            if not sample:
-                return {}
-            self._key_type = type(sample[0]["k"])
+    async def read_rows(self, keys: Sequence[str]) -> RowPage:
+        key_type = await self._find_key_type() if keys else None
+        if key_type is None:
+            return RowPage({}, None)
         parameters = {}
         for number, key in enumerate(keys):
             try:
-                parameters[f"k{number}"] = parse_key(key, self._key_type)
+                parameters[f"k{number}"] = parse_key(key, key_type)
             except ValueError:
                 continue  # no row has such a key
         if not parameters:
-            return {}
-        placeholders = ", ".join(f":{name}" for name in parameters)
-        query = f"SELECT * FROM {self._from_clause} WHERE {self._key_column} IN ({placeholders})"  # noqa: S608
-        return self._items_by_key(await self._fetch(query, parameters))
+            return RowPage({}, None)
+        where = f"{self._key_column} IN ({', '.join(f':{name}' for name in parameters)})"
+        rows, problems = await self._fetch_page(where, self._key_column, parameters, self.page_size)
+        return RowPage(self._items_by_key(rows, problems), None, problems)
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
         return bool(await self._fetch(query, dict(parameters), first=True))
@@ -165,7 +169,9 @@ class SqlTable:
         if self._listener is None:
             return False
         try:
-            return await self._listener.ensure_listening(on_change)
+            return await self._listener.ensure_listening(
+                lambda key: on_change(key and _from_json_text(key, self._key_type))
+            )
         except READ_ERRORS as error:
             raise _source_failed(error) from error
 
@@ -196,17 +202,23 @@ class SqlTable:
             (position,) = await self._fetch(outbox.POSITION_QUERY, {})
             return RowPage({}, json.dumps([position["tx"], 2**62]))
         tx, id_ = json.loads(since)
-        parameters = {"channel": self.channel, "tx": tx, "id": id_, "limit": limit}
-        changes = await self._fetch(outbox.READ_QUERY, parameters)
+        parameters = {"channel": self.channel, "limit": limit}
+        changes = await self._fetch(outbox.READ_QUERY, {**parameters, "tx": tx, "id": id_})
+        has_more = len(changes) == limit
+        cursor = json.dumps([changes[-1]["tx"], changes[-1]["id"]]) if changes else since
+        if not has_more and len(self._read_ahead) < outbox.MAX_READ_AHEAD:
+            if changes:
+                self._read_ahead -= {change["id"] for change in changes}
+            ahead = await self._fetch(outbox.READ_AHEAD_QUERY, {**parameters, "known": list(self._read_ahead)})
+            self._read_ahead |= {change["id"] for change in ahead}
+            changes, has_more = [*changes, *ahead], len(ahead) == limit
         if not changes:
             return RowPage({}, since)
-        keys = sorted({change["key"] for change in changes})
-        rows = await self.read_rows([_from_json_text(key, self._key_type) for key in keys])
-        deleted = tuple(key for key in keys if key not in rows)
-        last = changes[-1]
-        return RowPage(
-            rows, json.dumps([last["tx"], last["id"]]), deleted=deleted, has_more=len(changes) == limit
-        )  # fmt: skip
+        key_type = await self._find_key_type()
+        keys = sorted({_from_json_text(change["key"], key_type) for change in changes})
+        found = await self.read_rows(keys)
+        deleted = tuple(key for key in keys if key not in found.rows and key not in found.problems)
+        return RowPage(found.rows, cursor, found.problems, deleted, has_more)
 
     async def _read_above_cursor(self, since: str | None, limit: int) -> RowPage:
         column, now = quote_name(self._kind, str(self._cursor_column)), time.time()  # noqa: TID251 - age of the cursor
@@ -269,21 +281,42 @@ class SqlTable:
                 problems[key_text(row[self.key])] = f"A value cannot be read: {error}"[:300]
         return rows, problems
 
+    async def _find_key_type(self) -> type | None:
+        """Return the type of the keys; None if there are no rows."""
+        if self._key_type is None:
+            query = f"SELECT {self._key_column} AS k FROM {self._from_clause} WHERE {self._key_column} IS NOT NULL"  # noqa: S608
+            sample = await self._fetch(query, {}, first=True)
+            if sample:
+                self._key_type = type(sample[0]["k"])
+        return self._key_type
+
     async def _count_rows_without_key(self) -> int:
         query = f"SELECT count(*) AS n FROM {self._from_clause} WHERE {self._key_column} IS NULL"  # noqa: S608
         return int((await self._fetch(query, {}))[0]["n"])
 
-    def _items_by_key(self, rows: Sequence[Mapping[str, Any]], problems: Collection[str] = ()) -> Items:
-        items = {}
+    def _last_key(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        """Return the last key that the database can compare as it was read."""
+        return next(
+            (row[self.key] for row in reversed(rows) if type(row[self.key]) is not InvalidText), rows[-1][self.key]
+        )
+
+    def _items_by_key(self, rows: Sequence[Mapping[str, Any]], problems: dict[str, str]) -> Items:
+        """Return rows by key, without those of which `problems` contains why, or now does, they cannot be read."""
+        items: Items = {}
         for row in rows:
             if self.key not in row:
                 raise _no_column(self.key, list(row))
-            if row[self.key] is not None:
-                self._key_type = type(row[self.key])
-                key = key_text(row[self.key])
-                if key not in problems:
-                    items[key] = {name: to_json_value(value) for name, value in row.items()}
-        return items
+            if (value := row[self.key]) is None:
+                continue
+            if type(value) is not InvalidText:
+                self._key_type = type(value)
+            key = key_text(value)
+            if key in items:
+                problems[key] = f"Several rows have the {self.key} {key!r:.60}, so it does not identify a row."
+            elif (invalid := next((name for name in row if type(row[name]) is InvalidText), None)) is not None:
+                problems.setdefault(key, f"A value cannot be read: {invalid} is {row[invalid]!r:.200} in UTF-8.")
+            items[key] = {name: to_json_value(value) for name, value in row.items()}
+        return {key: item for key, item in items.items() if key not in problems}
 
     async def _fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Run a query. Raises SourceFailed."""
@@ -397,7 +430,7 @@ def _invalid_options(message: str, fix: str) -> InvalidInput:
 
 def _source_failed(error: BaseException) -> SourceFailed:
     original = getattr(error, "orig", None) or error
-    reason = str(original) or type(error).__name__
+    reason = str(original) or ("no answer in time." if isinstance(original, TimeoutError) else type(error).__name__)
     failure = InvalidSourceQuery if _is_wrong_query(original) else SourceFailed
     return failure(f"The source cannot be read: {reason[:300]}", fix="Check its options, and that it is running.")
 

@@ -13,6 +13,12 @@ MAX_BINARY_BYTES = 64
 """Longer binary values are not read: they are no keys or people."""
 
 
+class InvalidText(str):
+    """Text in another encoding, with replacement characters."""
+
+    __slots__ = ()
+
+
 def to_json_value(value: Any) -> Any:
     """Return a column value as JSON that the store accepts.
 

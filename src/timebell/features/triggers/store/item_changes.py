@@ -92,15 +92,6 @@ def ensure_items(tx: Transaction, source: Source, keys: Sequence[str], now: date
         tx.execute(tx.dialect.insert_ignoring_duplicates(items), [{**common, "key": key} for key in keys])
 
 
-def apply_poll_result(
-    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str | None, now: datetime
-) -> ChangeSummary:  # fmt: skip
-    """Apply the changes found by a poll of a source, and store the cursor of the next poll."""
-    if cursor is not None:
-        _store_cursor(tx, source, cursor)
-    return apply_changes(tx, source, changes, now) if changes else ChangeSummary()
-
-
 def _store_cursor(tx: Transaction, source: Source, cursor: str) -> None:
     # Update the source before its items: upgrading the lock later could deadlock with a transaction that shares it
     # and waits for one of the items.
@@ -109,19 +100,20 @@ def _store_cursor(tx: Transaction, source: Source, cursor: str) -> None:
     tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, **error_columns))
 
 
-def apply_scanned_page(
-    tx: Transaction, source: Source, changes: Sequence[ItemChange], cursor: str, now: datetime, saves: bool
+def apply_read(
+    tx: Transaction, source: Source, changes: Sequence[ItemChange], now: datetime, cursor: str | None = None,
+    saves: bool = False,
 ) -> ChangeSummary:  # fmt: skip
-    """Apply those rows of a page that differ from the stored items; store the cursor if there are any, or `saves`.
+    """Apply those rows of a read that differ from the stored items; store the cursor if there are any, or `saves`.
 
-    So a full scan of an unchanged table reads only. The version of an equal item stays older than this read, which
-    matters only if a still older read with other values is applied later: the next read corrects it.
+    So a read of unchanged rows writes nothing. The version of an equal item stays older than this read, which matters
+    only if a still older read with other values is applied later: the next read corrects it.
     """
     query = select(items.c.key, items.c.fields, items.c.problem).where(items.c.source_id == source.id)
     query = tx.dialect.match_keys(query, items.c.key, [change.key for change in changes])
     stored = {row.key: (row.fields, row.problem) for row in tx.execute(query)}
     differing = [change for change in changes if _differs(change, stored.get(change.key))]
-    if differing or saves:
+    if cursor is not None and (differing or saves):
         _store_cursor(tx, source, cursor)
     summary = ChangeSummary(unchanged=len(changes) - len(differing))
     if differing:
@@ -157,11 +149,13 @@ def _insert_items(
 
 
 def _differs(change: ItemChange, stored: tuple[str | None, str | None] | None) -> bool:
-    """Return whether a scanned row differs from the stored item."""
+    """Return whether a row differs from the stored item."""
     if stored is None:
         return True
     if change.problem is not None or stored[1] is not None:
         return change.problem != stored[1]
+    if change.fields is None:
+        return stored[0] is not None
     try:
         return stored != (orjson.dumps(change.fields).decode(), None)
     except (TypeError, ValueError):
