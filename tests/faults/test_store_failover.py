@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from tests.faults.test_store_silent_connections import Relay
 from tests.servers import MariaDB, Postgres, free_port
@@ -18,6 +19,7 @@ from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
 from timebell.store.dialects import pulse
 from timebell.store.dialects.base import Store
+from timebell.store.dialects.handler_transactions import no_finish
 from timebell.store.open import open_store, schema_version
 from timebell.store.transaction import Transaction
 
@@ -98,6 +100,24 @@ def test_connections_closed_by_a_restart_are_replaced_without_an_error(own_serve
                 assert await store.join(connection, read_one) == 1
 
     asyncio.run(body())
+
+
+def test_a_connection_lost_in_a_transaction_is_replaced_without_a_traceback(
+    own_server: Postgres | MariaDB, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with _opened(own_server.url) as store:
+            for transaction in (lambda: store.handler_transaction(no_finish), store.begin):
+                with pytest.raises((StoreUnreachable, DBAPIError)):
+                    async with transaction() as connection:
+                        await store.join(connection, read_one)
+                        await asyncio.to_thread(own_server.stop)
+                        await asyncio.to_thread(own_server.start)
+                        await store.join(connection, read_one)
+            assert await store.run(read_one) == 1
+
+    asyncio.run(body())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_the_next_host_is_used_if_one_refuses_connections(own_server: Postgres | MariaDB) -> None:

@@ -361,6 +361,7 @@ def engine_for(
     try:
         from pymysql.constants import FIELD_TYPE
         from pymysql.converters import conversions
+        from pymysql.err import MySQLError
     except ImportError as error:
         raise Refused(
             "MariaDB requires the package PyMySQL, which is not installed.", code="EXTRA_MISSING",
@@ -373,6 +374,7 @@ def engine_for(
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=pool_timeout,
+        pool_reset_on_return=None,  # see `_roll_back`
         connect_args={
             "connect_timeout": 5, "read_timeout": statement_timeout or STATEMENT_TIMEOUT_SECONDS,
             "write_timeout": STATEMENT_TIMEOUT_SECONDS,
@@ -394,6 +396,13 @@ def engine_for(
             if read_only:
                 cursor.execute("SET SESSION TRANSACTION READ ONLY")
         driver.commit()
+
+    @event.listens_for(engine, "reset")
+    def _roll_back(driver: Any, record: Any, _: Any) -> None:
+        try:
+            driver.rollback()
+        except (OSError, MySQLError) as error:  # it is lost; SQLAlchemy would log a traceback of each
+            record.invalidate(error)
 
     return engine
 
