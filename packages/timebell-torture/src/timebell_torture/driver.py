@@ -33,6 +33,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HTTP_SHARE = 0.3  # share of the one-shot jobs outside bursts that use the HTTP API
 ATTEMPT_TIMEOUT_SECONDS = 6.0
 MAX_ATTEMPTS = 20
+MAX_TEXT_LENGTH = 65_535  # on MariaDB
 AUDIT_EXCLUDED_TAIL = timedelta(seconds=61)  # audits exclude the most recent occurrences
 SETTLE_SECONDS = 8.0  # between the end of the run and reading the records
 OPERATION_INTERVAL_SECONDS = (5.0, 40.0)  # between operations on the same schedule
@@ -449,8 +450,8 @@ def create_tables(url: str) -> None:
 
 
 def insert_filler_row(url: str) -> None:
-    """Insert 64 KiB. Raises the error of the database driver if the disk is full."""
-    _execute(url, f"INSERT INTO torture_room VALUES ('{'x' * 65_536}')")  # noqa: S608 - a constant
+    """Insert a row of almost 64 KiB. Raises the error of the database driver if the disk is full."""
+    _execute(url, f"INSERT INTO torture_room VALUES ('{'x' * MAX_TEXT_LENGTH}')")  # noqa: S608 - a constant
 
 
 def _execute(url: str, statement: str) -> list[str]:
