@@ -109,6 +109,8 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
             assert [(await app.jobs.get(job.id)).hold for job in lost[1:]] == ["backlog"] * 3
             with pytest.raises(NotFound):
                 await app.jobs.get(lost[0].id)  # it was cancelled
+            assert await app.schedules.release() == 3
+            assert [(await app.jobs.get(job.id)).hold for job in lost[1:]] == [None] * 3
             return begun, ended
         finally:
             await app.close()
