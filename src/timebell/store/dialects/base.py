@@ -98,7 +98,7 @@ PENDING_CHANGES = "timebell_pending_changes"
 
 @dataclass(slots=True)
 class PendingChanges:
-    """What is published after the commit of a transaction: subjects to notify, and rows to remember."""
+    """Changes to publish after the commit of a transaction: subjects to notify, and rows to remember."""
 
     subjects: frozenset[str] = NO_SUBJECTS
     written: list[tuple[str, Written]] = field(default_factory=list)
