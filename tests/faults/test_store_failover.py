@@ -22,8 +22,10 @@ from timebell.store.dialects.base import Store
 from timebell.store.dialects.handler_transactions import no_finish
 from timebell.store.open import open_store, schema_version
 from timebell.store.transaction import Transaction
+from timebell_torture.proxy import Switch
 
 SECONDS = 20.0  # much less than the timeout of a statement
+MAX_RECONNECT_SECONDS = 4.0  # after an address answers again
 
 
 def _through(url: str, *ports: int) -> str:
@@ -141,6 +143,29 @@ def test_the_next_host_is_used_if_one_is_silent(own_server: Postgres | MariaDB) 
         silent.close()
         for writer in accepted:
             writer.transport.abort()
+
+    asyncio.run(body())
+
+
+def test_an_address_that_was_silent_is_used_soon_after_it_answers(own_server: Postgres | MariaDB) -> None:
+    async def body() -> None:
+        switch = Switch(own_server.port)
+        port = await switch.start()
+        switch.strand(refuse=True)
+        async with _opened(_through(own_server.url, port)) as store:
+            connecting = asyncio.create_task(store.run(read_one))
+            async with asyncio.timeout(SECONDS):
+                while not switch.silent_count:
+                    await asyncio.sleep(0.01)
+            switch.point_at(own_server.port)
+            async with asyncio.timeout(MAX_RECONNECT_SECONDS):
+                while True:
+                    try:
+                        assert await connecting == 1
+                        break
+                    except StoreUnreachable:
+                        connecting = asyncio.create_task(store.run(read_one))
+        await switch.close()
 
     asyncio.run(body())
 

@@ -146,6 +146,11 @@ class Switch:
         """Connect new clients to another server."""
         self._upstream_port = upstream_port
 
+    @property
+    def silent_count(self) -> int:
+        """The number of connections that are never answered."""
+        return len(self._silent)
+
     def strand(self, *, refuse: bool = False) -> None:
         """Never answer on the open connections again, as if their host were gone; with `refuse`, on new ones, too."""
         if refuse:
