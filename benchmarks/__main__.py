@@ -210,9 +210,9 @@ if __name__ == "__main__":
 
             sys.exit((steady.soak if sys.argv[1] == "soak" else steady.pinned)(sys.argv[2:]))
         if sys.argv[1:2] == ["failover"]:
-            from benchmarks import failover
+            from benchmarks.failover import measure
 
-            sys.exit(failover.main(sys.argv[2:]))
+            sys.exit(measure.main(sys.argv[2:]))
         if sys.argv[1:2] in (["patroni"], ["galera"]):
             from benchmarks.clusters import galera, patroni
 

@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from benchmarks.failover import start_node
+from benchmarks.failover.node import start_node
 from timebell import JobSpec, Timebell
 from timebell.errors import InThePast, StoreError
 from timebell.features import FEATURES

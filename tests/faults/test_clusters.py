@@ -14,6 +14,7 @@ from benchmarks.clusters.judge import Result, judge
 from benchmarks.clusters.member import Missing
 from timebell.cli.doctor.galera import check_galera
 from timebell.clock import system_now
+from timebell.errors import StoreUnreachable
 from timebell.store.open import open_store
 
 MAX_FIRST_START_SECONDS = 5.0  # after the database accepts writes again
@@ -72,6 +73,37 @@ def test_several_writers_of_a_galera_cluster_are_found(tmp_path: Path) -> None:
         assert [each.code for each in await check_galera(doctor)] == ["GALERA_SEVERAL_WRITERS"]
         for store in (first, second, doctor):
             await store.close()
+
+    try:
+        cluster.start()
+        asyncio.run(check())
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.slow
+def test_a_member_of_galera_without_its_cluster_is_unavailable(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    try:
+        cluster = galera.GaleraCluster(tmp_path)
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+    async def check() -> None:
+        store = open_store(cluster.url, system_now)
+        await store.read_clock()
+        for name in galera.MEMBER_NAMES[1:]:
+            await asyncio.to_thread(cluster.members[name].kill)
+        codes: dict[int, str] = {}
+        async with asyncio.timeout(MAX_LAST_START_SECONDS):
+            while 1047 not in codes:
+                try:
+                    await store.read_clock()
+                except StoreUnreachable as error:
+                    cause: Any = error.__cause__
+                    codes[cause.orig.args[0]] = error.code
+        assert codes[1047] == "DATABASE_RESTARTING"
+        await store.close()
 
     try:
         cluster.start()

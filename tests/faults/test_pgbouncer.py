@@ -155,3 +155,17 @@ async def test_another_server_behind_the_pooler_is_noticed_without_an_error(
         async with asyncio.timeout(SECONDS):
             while not store.recent_writes.is_unverified:
                 await store.listen()
+
+
+async def test_a_node_warns_of_idle_transactions_without_a_limit(
+    server: Postgres, start: StartBouncer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(start(server.port)) as store:
+        await store.run(read_one)
+        await store.run(read_one)
+    assert caplog.text.count("idle transactions have no limit") == 1
+    caplog.clear()
+    await asyncio.to_thread(server.set, idle_in_transaction_session_timeout="10s")
+    async with opened(start(server.port)) as store:
+        await store.run(read_one)
+    assert caplog.text.count("idle transactions have no limit") == 0

@@ -8,11 +8,12 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Select
 
+from tests.servers import MariaDB
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.conftest import cli as cli
 from timebell import Every, Timebell
@@ -20,9 +21,11 @@ from timebell.engine.history_check import check_history
 from timebell.errors import NotFound, StoreUnreachable
 from timebell.features import FEATURES
 from timebell.store.cluster.rewinds import Rewind, find_lost, list_rewinds
+from timebell.store.dialects.handler_transactions import no_finish
 from timebell.store.open import upgrade
 from timebell.store.recent_writes import Batch
 from timebell.store.transaction import Transaction
+from timebell_torture.mariadb import MariaDBServer, MariaDBStandby
 from timebell_torture.postgres import PostgresServer, PostgresStandby
 from timebell_torture.proxy import Switch
 
@@ -30,21 +33,19 @@ FAR = datetime(2090, 1, 1, tzinfo=UTC)
 
 
 class Pair:
-    """A primary, and an asynchronous standby."""
+    """A primary, and an asynchronous standby, of PostgreSQL or MariaDB."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: type[Any], standby: type[Any]) -> None:
         folder.chmod(0o755)
-        self.primary = PostgresServer(folder / "primary")
+        self.primary = server(folder / "primary")
         self.primary.start()
         asyncio.run(upgrade(self.primary.url(), FEATURES))
-        self.standby = PostgresStandby(folder / "standby", self.primary)
+        self.standby = standby(folder / "standby", self.primary)
         self.standby.start()
 
     def wait_until_replayed(self) -> None:
         """Wait until the standby has replayed everything."""
-        position = self.primary.execute("SELECT pg_current_wal_lsn()").strip()
-        while self.standby.execute(f"SELECT pg_last_wal_replay_lsn() >= '{position}'").strip() != "t":
-            pass
+        self.standby.wait_until_replayed(self.primary.position())
 
     def fail_over(self) -> None:
         """Kill the primary, and promote the stopped standby."""
@@ -53,10 +54,14 @@ class Pair:
         self.standby.promote()
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
+@pytest.fixture(params=["postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     with TemporaryDirectory() as folder:
-        pair = Pair(Path(folder))
+        if request.param == "postgres":
+            pair = Pair(Path(folder), PostgresServer, PostgresStandby)
+        else:
+            MariaDB._binary("mariadbd")  # installs it, or skips the test
+            pair = Pair(Path(folder), MariaDBServer, MariaDBStandby)
         yield pair
         for server in (pair.primary, pair.standby):
             with suppress(RuntimeError):
@@ -75,7 +80,10 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
             await asyncio.to_thread(pair.wait_until_replayed)
             await asyncio.to_thread(pair.standby.stop)  # it does not receive what follows
             begun = await app.store.read_clock()
-            lost = [await app.schedule_at("b", FAR) for _ in range(4)]
+            lost = [await app.schedule_at("b", FAR) for _ in range(2)]
+            for transaction in (app.store.begin(), app.store.handler_transaction(no_finish)):  # of HTTP and of handlers
+                async with transaction as connection:
+                    lost.append(await app.schedule_at("b", FAR, connection=connection))
             await app.cancel(kept[0].id)
             await app.cancel(lost[0].id)  # counted as a created job only
             await app.schedules.pause(paused.id)
@@ -102,6 +110,8 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
             assert [(await app._jobs.get(job.id)).hold for job in lost[1:]] == ["backlog"] * 3
             with pytest.raises(NotFound):
                 await app._jobs.get(lost[0].id)  # it was cancelled
+            assert await app.schedules.release() == 3
+            assert [(await app._jobs.get(job.id)).hold for job in lost[1:]] == [None] * 3
             return begun, ended
         finally:
             await app.close()

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from tests.faults.test_store_silent_connections import Relay
 from tests.servers import MariaDB, Postgres, free_port
@@ -18,10 +19,13 @@ from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
 from timebell.store.dialects import pulse
 from timebell.store.dialects.base import Store
+from timebell.store.dialects.handler_transactions import no_finish
 from timebell.store.open import open_store, schema_version
 from timebell.store.transaction import Transaction
+from timebell_torture.proxy import Switch
 
 SECONDS = 20.0  # much less than the timeout of a statement
+MAX_RECONNECT_SECONDS = 4.0  # after an address answers again
 
 
 def _through(url: str, *ports: int) -> str:
@@ -100,6 +104,24 @@ def test_connections_closed_by_a_restart_are_replaced_without_an_error(own_serve
     asyncio.run(body())
 
 
+def test_a_connection_lost_in_a_transaction_is_replaced_without_a_traceback(
+    own_server: Postgres | MariaDB, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with _opened(own_server.url) as store:
+            for transaction in (lambda: store.handler_transaction(no_finish), store.begin):
+                with pytest.raises((StoreUnreachable, DBAPIError)):
+                    async with transaction() as connection:
+                        await store.join(connection, read_one)
+                        await asyncio.to_thread(own_server.stop)
+                        await asyncio.to_thread(own_server.start)
+                        await store.join(connection, read_one)
+            assert await store.run(read_one) == 1
+
+    asyncio.run(body())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_the_next_host_is_used_if_one_refuses_connections(own_server: Postgres | MariaDB) -> None:
     async def body() -> None:
         async with _opened(_through(own_server.url, free_port(), own_server.port)) as store:
@@ -121,6 +143,29 @@ def test_the_next_host_is_used_if_one_is_silent(own_server: Postgres | MariaDB) 
         silent.close()
         for writer in accepted:
             writer.transport.abort()
+
+    asyncio.run(body())
+
+
+def test_an_address_that_was_silent_is_used_soon_after_it_answers(own_server: Postgres | MariaDB) -> None:
+    async def body() -> None:
+        switch = Switch(own_server.port)
+        port = await switch.start()
+        switch.strand(refuse=True)
+        async with _opened(_through(own_server.url, port)) as store:
+            connecting = asyncio.create_task(store.run(read_one))
+            async with asyncio.timeout(SECONDS):
+                while not switch.silent_count:
+                    await asyncio.sleep(0.01)
+            switch.point_at(own_server.port)
+            async with asyncio.timeout(MAX_RECONNECT_SECONDS):
+                while True:
+                    try:
+                        assert await connecting == 1
+                        break
+                    except StoreUnreachable:
+                        connecting = asyncio.create_task(store.run(read_one))
+        await switch.close()
 
     asyncio.run(body())
 

@@ -17,7 +17,7 @@ import pytest
 from tests.unit.cli.process import ROOT
 from timebell_torture import capabilities, check, selftest, synthetic
 from timebell_torture.ledger import read_ledger
-from timebell_torture.plan import FAULTS, Plan, load_plan
+from timebell_torture.plan import FAULTS, FAULTS_BY_STORE, Plan, load_plan
 
 
 def torture(folder: Path, *args: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
@@ -166,10 +166,13 @@ def test_long_runs_of_all_faults(store: str, minutes: int, rate: int, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_takes_effect(fault: str, tmp_path: Path) -> None:
-    if reason := capabilities.missing_requirement(fault, "postgres"):
+@pytest.mark.parametrize("store", ["postgres", "mariadb"])
+def test_each_fault_takes_effect(store: str, fault: str, tmp_path: Path) -> None:
+    if fault not in FAULTS_BY_STORE.get(store, FAULTS):
+        pytest.skip(f"{fault} is not supported on {store}")
+    if reason := capabilities.missing_requirement(fault, store):
         pytest.skip(f"{fault}: {reason}")
-    summary = run_torture(tmp_path, "--minutes", "1.2", "--rate", "15", "--faults", fault)
+    summary = run_torture(tmp_path, "--minutes", "1.2", "--rate", "15", "--faults", fault, "--store", store)
     assert summary["faults"].get(fault, 0) >= 1
 
 

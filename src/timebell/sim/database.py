@@ -193,7 +193,7 @@ class SimulatedDatabase(SqliteStore):
         until = min(due)
         return until if until > now else None
 
-    def _publish(self, subjects: frozenset[str]) -> None:
+    def _publish(self, subjects: frozenset[str], _: object = ()) -> None:
         """Publish to the node that wrote, and as a notification to the others."""
         node = current_node.get()
         writer = None if node is None else node.link.subscribers

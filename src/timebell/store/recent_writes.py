@@ -6,8 +6,9 @@ server cannot tell what it never received, but the processes that wrote it can.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,10 @@ class Batch:
 
 @dataclass(slots=True)
 class RecentWrites:
-    """The recent commits of a store, and whether the server has changed since they were last compared with it."""
+    """The recent commits of a store, and whether the server has changed since they were last compared with it.
+
+    Thread-safe: MariaDB, and transactions of plain functions, commit in threads.
+    """
 
     monotonic: Callable[[], float]
     is_unverified: bool = False
@@ -51,25 +55,31 @@ class RecentWrites:
         default_factory=lambda: {kind: deque() for kind in (*KINDS, CREATIONS, PAUSES)}
     )
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*KINDS, CREATIONS, PAUSES), 0))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, written: Iterable[tuple[str, Written]]) -> None:
+    def add(self, written: Collection[tuple[str, Written]]) -> None:
         """Add the rows of a committed transaction."""
+        if not written:
+            return
         now = self.monotonic()
-        for kind, rows in written:
-            batches = self._batches[kind]
-            batches.append(Batch(kind, now, rows))
-            self._counts[kind] += len(rows)
-            limit = MAX_CREATIONS if kind == CREATIONS else MAX_RECENT_ROWS
-            while batches and (batches[0].at < now - RECENT_SECONDS or self._counts[kind] > limit):
-                self._counts[kind] -= len(batches.popleft().rows)
+        with self._lock:
+            for kind, rows in written:
+                batches = self._batches[kind]
+                batches.append(Batch(kind, now, rows))
+                self._counts[kind] += len(rows)
+                limit = MAX_CREATIONS if kind == CREATIONS else MAX_RECENT_ROWS
+                while batches and (batches[0].at < now - RECENT_SECONDS or self._counts[kind] > limit):
+                    self._counts[kind] -= len(batches.popleft().rows)
 
     def snapshot(self) -> list[Batch]:
         """Return all batches, oldest first."""
-        return sorted((batch for batches in self._batches.values() for batch in batches), key=lambda batch: batch.at)
+        with self._lock:
+            return sorted((each for batches in self._batches.values() for each in batches), key=lambda each: each.at)
 
     def forget(self, batches: Iterable[Batch]) -> None:
         """Remove batches that were compared, so that a loss is reported once."""
         compared = set(map(id, batches))
-        for kind, kept in self._batches.items():
-            self._batches[kind] = deque(batch for batch in kept if id(batch) not in compared)
-            self._counts[kind] = sum(len(batch.rows) for batch in self._batches[kind])
+        with self._lock:
+            for kind, kept in self._batches.items():
+                self._batches[kind] = deque(batch for batch in kept if id(batch) not in compared)
+                self._counts[kind] = sum(len(batch.rows) for batch in self._batches[kind])

@@ -340,3 +340,26 @@ def test_second_ctrl_c_ends_the_process_immediately(start: Start, tmp_path: Path
     assert get(port, "/livez")[0] == 200
     assert process.end(signal.SIGINT) == 130
     assert "Traceback" not in process.err.read_text()
+
+
+def test_sigterm_answers_the_last_request_before_the_store_closes(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(APP.replace("WORD", "1"))
+    port = free_port()
+    process = start("dev", "my.py", "--port", port)
+    process.wait_for("Ready in", err=True)
+    body = json.dumps({"topic": "slow.work", "runAt": "2090-01-01T00:00:00Z"}).encode()
+    head = "POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body[:5])
+        process.popen.send_signal(signal.SIGTERM)
+        until(lambda: True if not is_listening(port) else None, lambda: "the server to stop listening")
+        client.sendall(body[5:])
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 201 "), answer
+    assert process.wait() == 0
+    assert "Traceback" not in process.err.read_text()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

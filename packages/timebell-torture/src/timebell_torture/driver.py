@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
@@ -33,6 +34,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HTTP_SHARE = 0.3  # share of the one-shot jobs outside bursts that use the HTTP API
 ATTEMPT_TIMEOUT_SECONDS = 6.0
 MAX_ATTEMPTS = 20
+RELEASE_INTERVAL_SECONDS = 1.0
+MAX_TEXT_LENGTH = 65_535  # on MariaDB
 AUDIT_EXCLUDED_TAIL = timedelta(seconds=61)  # audits exclude the most recent occurrences
 SETTLE_SECONDS = 8.0  # between the end of the run and reading the records
 OPERATION_INTERVAL_SECONDS = (5.0, 40.0)  # between operations on the same schedule
@@ -156,14 +159,15 @@ class Driver:
         await self.write_records()
 
     async def _release_backlogs(self) -> None:
-        """Release the jobs that were created again after a rewind, and are held since then, as an operator would."""
-        for tenant in TENANTS:
-            while True:
-                try:
+        """Release the jobs that were created again after a rewind, and are held since then, as an operator would.
+
+        Until cancelled, because a process without CPU time may notice the rewind late.
+        """
+        while True:
+            for tenant in TENANTS:
+                with suppress(StoreError):
                     await self.app.schedules.release(tenant_id=tenant)
-                    break
-                except StoreError:
-                    await asyncio.sleep(0.3)
+            await asyncio.sleep(RELEASE_INTERVAL_SECONDS)
 
     def common_arguments(self, value: Value) -> Value:
         """Return the arguments that schedules and one-shot jobs have in common."""
@@ -449,8 +453,8 @@ def create_tables(url: str) -> None:
 
 
 def insert_filler_row(url: str) -> None:
-    """Insert 64 KiB. Raises the error of the database driver if the disk is full."""
-    _execute(url, f"INSERT INTO torture_room VALUES ('{'x' * 65_536}')")  # noqa: S608 - a constant
+    """Insert a row of almost 64 KiB. Raises the error of the database driver if the disk is full."""
+    _execute(url, f"INSERT INTO torture_room VALUES ('{'x' * MAX_TEXT_LENGTH}')")  # noqa: S608 - a constant
 
 
 def _execute(url: str, statement: str) -> list[str]:

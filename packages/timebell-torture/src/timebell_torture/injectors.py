@@ -19,7 +19,7 @@ from timebell_torture.postgres import PostgresServer, wall_offset
 from timebell_torture.proxy import CUT_MODES
 
 if TYPE_CHECKING:
-    from timebell_torture.nemesis import Nemesis
+    from timebell_torture.nemesis import Nemesis, Server
 
 FAIL_POINTS = (
     "claim_batch.done", "fire_due_schedules.1", "fire_due_schedules.3", "fire_due_schedules.commit",
@@ -211,17 +211,17 @@ async def read_only(nemesis: Nemesis, target: str) -> None:
 
     It begins while an attempt runs: the results of a database without work cannot be lost.
     """
-    assert isinstance(nemesis.server, PostgresServer)
+    assert nemesis.server is not None
     attempts = RunningAttempts(nemesis.plan.path("effect.jsonl"))
     if not await _wait_for(MAX_IDLE_SECONDS, lambda: bool(attempts.longer_than(LONG_ATTEMPT_SECONDS))):
         return
     start = read_clocks()
-    await asyncio.to_thread(nemesis.server.set, default_transaction_read_only="on")
+    await asyncio.to_thread(nemesis.server.refuse_writes, True)
     took_effect = await nemesis.refuses_writes(2)
     interrupted = attempts.longer_than(0)
     took_effect &= await _wait_for(2, lambda: bool(interrupted - attempts.longer_than(0)))
     await asyncio.sleep(nemesis.rng.uniform(0.5, MAX_BRIEF_OUTAGE_SECONDS - 5))
-    await asyncio.to_thread(nemesis.server.set, default_transaction_read_only="off")
+    await asyncio.to_thread(nemesis.server.refuse_writes, False)
     healed = not await nemesis.refuses_writes(0.5)
     await nemesis.record_fault("read-only", target, start, took_effect, healed, None)
 
@@ -229,7 +229,7 @@ async def read_only(nemesis: Nemesis, target: str) -> None:
 async def promote(nemesis: Nemesis, target: str) -> None:
     """Kill the database, and promote its synchronous standby: nothing acknowledged may be lost."""
     standby = await nemesis.add_standby()
-    assert isinstance(nemesis.server, PostgresServer)
+    assert nemesis.server is not None
     start = read_clocks()
     took_effect = await _kill_server(nemesis.server)
     await asyncio.to_thread(standby.promote)
@@ -243,9 +243,11 @@ async def rewind(nemesis: Nemesis, target: str) -> None:
     The detail is the number of these seconds.
     """
     standby = await nemesis.add_standby()
-    assert isinstance(nemesis.server, PostgresServer)
+    assert nemesis.server is not None
     start = read_clocks()
-    await asyncio.to_thread(nemesis.server.set, synchronous_standby_names="")  # from now on commits do not wait for it
+    await asyncio.to_thread(nemesis.server.stop_waiting_for_standbys)
+    # A replica of MariaDB that restarts forgets what it has received but not replayed.
+    await asyncio.to_thread(standby.wait_until_replayed, await asyncio.to_thread(nemesis.server.position))
     await asyncio.to_thread(standby.stop)
     await asyncio.sleep(nemesis.rng.uniform(1, 3))
     took_effect = await _kill_server(nemesis.server)
@@ -258,7 +260,7 @@ async def rewind(nemesis: Nemesis, target: str) -> None:
     await asyncio.sleep(DETECTION_SECONDS)  # a process that ends before cannot report what it wrote
 
 
-async def _kill_server(server: PostgresServer) -> bool:
+async def _kill_server(server: Server) -> bool:
     """Kill the database; return whether nothing listens on its port any more."""
     await asyncio.to_thread(server.kill)
     return await _wait_for(5, lambda: not server.is_listening())

@@ -19,7 +19,7 @@ from timebell import Timebell
 from timebell_torture import capabilities, injectors
 from timebell_torture.driver import create_tables, insert_filler_row
 from timebell_torture.ledger import Ledger, read_clocks
-from timebell_torture.mariadb import MariaDBServer
+from timebell_torture.mariadb import MariaDBServer, MariaDBStandby
 from timebell_torture.nodes import NodeProcess, cpu_wait_seconds
 from timebell_torture.pgbouncer import PgBouncer
 from timebell_torture.plan import (
@@ -40,6 +40,8 @@ from timebell_torture.proxy import Proxy
 
 SAMPLE_INTERVAL_SECONDS = 0.2
 DISK_SIZE_BYTES = 3 * 2**29
+Server = PostgresServer | MariaDBServer
+Standby = PostgresStandby | MariaDBStandby
 
 
 class Nemesis:
@@ -49,7 +51,7 @@ class Nemesis:
         self.plan = plan
         self.rng = Random(f"{plan.seed}/nemesis")
         self.ledger = Ledger(plan.path("fault.jsonl"))
-        self.server: PostgresServer | MariaDBServer | None = None
+        self.server: Server | None = None
         self.nodes: dict[str, NodeProcess] = {}
         self.proxies: dict[str, Proxy] = {}
         self.direct_proxy: Proxy | None = None
@@ -109,18 +111,22 @@ class Nemesis:
             self.proxies[name] = proxy
         return urls
 
-    async def add_standby(self) -> PostgresStandby:
+    async def add_standby(self) -> Standby:
         """Start a standby of the server, for whose receipt every commit waits from now on."""
-        assert isinstance(self.server, PostgresServer)
+        assert self.server is not None
         self._standby_count += 1
-        folder = self.disk / f"postgres{self._standby_count}"
-        adjustable_clock = "dbclock" in self.plan.faults
-        standby = await asyncio.to_thread(PostgresStandby, folder, self.server, adjustable_clock=adjustable_clock)
+        folder = self.disk / f"{self.plan.store}{self._standby_count}"
+        standby: Standby
+        if isinstance(self.server, MariaDBServer):
+            standby = await asyncio.to_thread(MariaDBStandby, folder, self.server)
+        else:
+            adjustable_clock = "dbclock" in self.plan.faults
+            standby = await asyncio.to_thread(PostgresStandby, folder, self.server, adjustable_clock=adjustable_clock)
         await asyncio.to_thread(standby.start)
         await asyncio.to_thread(standby.replicate_synchronously)
         return standby
 
-    async def fail_over_to(self, standby: PostgresStandby) -> None:
+    async def fail_over_to(self, standby: Standby) -> None:
         """Connect all clients to a promoted standby, and remove the former server."""
         former, self.server = self.server, standby
         assert former is not None

@@ -20,7 +20,20 @@ FAULTS = (
 )  # fmt: skip
 FAULTS_BY_STORE = {
     "sqlite": ("kill", "freeze", "churn", "point", "diskfull", "migrate"),  # the node's clock is also the database's
-    "mariadb": ("kill", "freeze", "dbstop", "cut", "churn", "point", "clock", "migrate", "strand"),
+    "mariadb": (
+        "kill",
+        "freeze",
+        "dbstop",
+        "cut",
+        "churn",
+        "point",
+        "clock",
+        "migrate",
+        "strand",
+        "read-only",
+        "promote",
+        "rewind",
+    ),
 }
 STORES = ("postgres", "pgbouncer", "mariadb", "sqlite")
 SECRET_KEY = "torture-torture-torture-torture-torture"  # noqa: S105 - of the installation under test

@@ -119,6 +119,18 @@ class PostgresServer:
             self.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         self.execute("SELECT pg_reload_conf()")
 
+    def refuse_writes(self, refused: bool) -> None:
+        """Begin or stop to refuse writes, like a standby."""
+        self.set(default_transaction_read_only="on" if refused else "off")
+
+    def stop_waiting_for_standbys(self) -> None:
+        """Acknowledge commits from now on without a standby."""
+        self.set(synchronous_standby_names="")
+
+    def position(self) -> str:
+        """Return the position after the last commit."""
+        return self.execute("SELECT pg_current_wal_lsn()").strip()
+
     def execute(self, statement: str) -> str:
         """Execute a statement as administrator by psql, and return its output."""
         return self._run_program(
@@ -205,6 +217,11 @@ class PostgresStandby(PostgresServer):
         self._primary.set(synchronous_standby_names="*")
         while self._primary.execute("SELECT sync_state FROM pg_stat_replication").strip() != "sync":
             time.sleep(0.05)
+
+    def wait_until_replayed(self, position: str) -> None:
+        """Wait until everything before a position of the primary has been replayed."""
+        while self.execute(f"SELECT pg_last_wal_replay_lsn() >= '{position}'").strip() != "t":
+            time.sleep(0.02)
 
 
 def _client_port(process: int) -> int:

@@ -133,6 +133,7 @@ class Switch:
         self._server: asyncio.Server | None = None
         self._relays: set[asyncio.Task[None]] = set()
         self._silent: list[asyncio.StreamWriter] = []
+        self._connections = 0
         self.port = 0
 
     async def start(self) -> int:
@@ -145,6 +146,11 @@ class Switch:
         """Connect new clients to another server."""
         self._upstream_port = upstream_port
 
+    @property
+    def silent_count(self) -> int:
+        """The number of connections that are never answered."""
+        return len(self._silent)
+
     def strand(self, *, refuse: bool = False) -> None:
         """Never answer on the open connections again, as if their host were gone; with `refuse`, on new ones, too."""
         if refuse:
@@ -153,8 +159,12 @@ class Switch:
             relay.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.CancelledError):  # the loop ends; asyncio would log it
-            await self._serve(reader, writer)
+        self._connections += 1
+        try:
+            with suppress(asyncio.CancelledError):  # the loop ends; asyncio would log it
+                await self._serve(reader, writer)
+        finally:
+            self._connections -= 1
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_port = self._upstream_port
@@ -192,5 +202,9 @@ class Switch:
         if self._server is not None:
             self._server.close()
         self.strand()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        while self._connections:
+            await asyncio.sleep(0)
         for writer in self._silent:
             writer.transport.abort()
+        await asyncio.sleep(0)  # in which the transports are closed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -12,9 +13,9 @@ from sqlalchemy import Connection
 
 from timebell.errors import InvalidInput
 from timebell.store.dialects import caller_connections
-from timebell.store.recent_writes import RecentWrites
+from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.subscribers import Subscribers
-from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
+from timebell.store.transaction import NO_SUBJECTS, Dialect, SqlTransaction, Steps, Transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,7 +24,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
 Finish = Callable[[Transaction], None]
-Publish = Callable[[frozenset[str]], None]
+Publish = Callable[[frozenset[str], Sequence[tuple[str, Written]]], None]
+"""Called after a commit, with the subjects that it notified, and the rows that it wrote."""
 
 
 class Store(Protocol):
@@ -90,8 +92,16 @@ class Store(Protocol):
         """
 
 
-PENDING_SUBJECTS = "timebell_pending_subjects"
-"""The key in the `info` of a connection under which a transaction opened by a store collects its subjects."""
+PENDING_CHANGES = "timebell_pending_changes"
+"""The key in the `info` of a connection under which a transaction opened by a store collects its changes."""
+
+
+@dataclass(slots=True)
+class PendingChanges:
+    """Changes to publish after the commit of a transaction: subjects to notify, and rows to remember."""
+
+    subjects: frozenset[str] = NO_SUBJECTS
+    written: list[tuple[str, Written]] = field(default_factory=list)
 
 
 def join(
@@ -103,14 +113,16 @@ def join(
 ) -> tuple[R, frozenset[str]]:
     """Run an operation on a SQLAlchemy connection; return its result, and the subjects that it notified.
 
-    If a store opened the transaction, it publishes them after its commit. It cannot observe the commit of a transaction
-    of the caller: on PostgreSQL NOTIFY, which is part of it, also reaches this process; elsewhere nodes poll.
+    If a store opened the transaction, it publishes its changes after its commit. It cannot observe the commit of a
+    transaction of the caller: on PostgreSQL NOTIFY, which is part of it, also reaches this process; elsewhere nodes
+    poll.
     """
     name = getattr(operation, "__name__", "operation")
     tx = SqlTransaction(connection, dialect, Steps(name))
     result = operation(tx, *args, **kwargs)
-    if tx.subjects and PENDING_SUBJECTS in connection.info:
-        connection.info[PENDING_SUBJECTS] |= tx.subjects
+    if (pending := connection.info.get(PENDING_CHANGES)) is not None:
+        pending.subjects |= tx.subjects
+        pending.written += tx.written
     return result, tx.subjects
 
 

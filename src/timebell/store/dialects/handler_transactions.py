@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import Connection
 
 from timebell.errors import TimebellError
-from timebell.store.dialects.base import PENDING_SUBJECTS, Finish, Publish, join
-from timebell.store.transaction import NO_SUBJECTS, Dialect, Steps, Transaction
+from timebell.store.dialects.base import PENDING_CHANGES, Finish, PendingChanges, Publish, join
+from timebell.store.transaction import Dialect, Steps, Transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncTransaction
@@ -24,12 +24,12 @@ JoinFunction = Callable[[Any, Finish], Coroutine[Any, Any, None]]
 async def handler_transaction(
     connection: AsyncConnection, join_connection: JoinFunction, finish: Finish, publish: Publish
 ) -> AsyncIterator[AsyncConnection]:
-    """Begin a transaction on a connection; at the end run `finish` in it, commit, and publish its subjects.
+    """Begin a transaction on a connection; at the end run `finish` in it, commit, and publish its changes.
 
     An error in the block or in `finish` rolls it back. `join_connection` runs `finish` on the connection.
     """
     transaction = await connection.begin()
-    connection.info[PENDING_SUBJECTS] = NO_SUBJECTS
+    connection.info[PENDING_CHANGES] = PendingChanges()
     try:
         yield connection
         await run_to_completion(_finish_and_commit(connection, transaction, join_connection, finish, publish))
@@ -51,11 +51,11 @@ async def _finish_and_commit(
     _check_active(transaction.is_active)
     steps = Steps(finish.__name__)
     await join_connection(connection, finish)
-    subjects = connection.info.pop(PENDING_SUBJECTS, NO_SUBJECTS)
+    changes = connection.info.pop(PENDING_CHANGES, PendingChanges())
     steps.at("commit")
     await transaction.commit()
     steps.at("done")
-    publish(subjects)
+    publish(changes.subjects, changes.written)
 
 
 async def run_to_completion(coroutine: Coroutine[Any, Any, R]) -> R:
@@ -80,7 +80,7 @@ def handler_transaction_in_thread(
     `notify` notifies other nodes in the transaction of what `finish` changed.
     """
     transaction = connection.begin()
-    connection.info[PENDING_SUBJECTS] = NO_SUBJECTS
+    connection.info[PENDING_CHANGES] = PendingChanges()
     try:
         yield connection
         _check_active(transaction.is_active)
@@ -88,11 +88,11 @@ def handler_transaction_in_thread(
         _, notified = join(connection, dialect, finish, (), {})
         if notified and notify is not None:
             join(connection, dialect, notify, (notified,), {})
-        subjects = connection.info.pop(PENDING_SUBJECTS, NO_SUBJECTS)
+        changes = connection.info.pop(PENDING_CHANGES, PendingChanges())
         steps.at("commit")
         transaction.commit()
         steps.at("done")
-        publish(subjects)
+        publish(changes.subjects, changes.written)
     except BaseException:
         if transaction.is_active:
             with suppress(Exception):

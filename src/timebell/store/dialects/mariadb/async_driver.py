@@ -33,7 +33,9 @@ class AsyncPool:
         # connection could be returned.
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=f"timebell-{name}")
         self._checkout_threads = ThreadPoolExecutor(size, thread_name_prefix=f"timebell-{name}-waiting")
-        async_engine = create_engine(engine.url, creator=self._check_out, poolclass=NullPool)
+        async_engine = create_engine(
+            engine.url, creator=self._check_out, poolclass=NullPool, pool_reset_on_return=None
+        )  # fmt: skip
         async_engine.dialect.is_async = True
         # The first connection initializes the dialect while the others wait for it. Registering a listener now makes
         # SQLAlchemy use a lock for coroutines. With a thread lock the second connection would block the event loop, and
@@ -77,7 +79,7 @@ class AsyncPool:
 
 
 class PooledConnection(AdaptedConnection):
-    """A pooled connection. Returning it rolls back once more, so that runs in a thread, too."""
+    """A pooled connection. Returning it rolls back, so that runs in a thread, too."""
 
     def close(self) -> None:
         """Return the connection to the pool."""

@@ -20,8 +20,9 @@ from timebell.store.urls import parse_database_url, split_hosts
 log = logging.getLogger("timebell.store")
 
 DEFAULT_PORT = 3306
-CONNECT_TIMEOUT_SECONDS = 5.0
-HOST_TIMEOUT_SECONDS = 2.0  # for a connection to one of several hosts
+# For a connection to one host. Short, because an attempt that began while a host was silent never succeeds, also if
+# another server answers at its address a moment later.
+HOST_TIMEOUT_SECONDS = 2.0
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 RESTART_TOLERANCE_SECONDS = 3  # the server reports its uptime in whole seconds
 CLUSTER_STARTED_AT = 0.0  # stands for the start of a Galera cluster, which outlives its members
@@ -83,14 +84,16 @@ class MariaServer:
         if not self.addresses:
             return self._register(driver.connect(**arguments))
         order = [*range(self._last_good, len(self.addresses)), *range(self._last_good)]
-        timeout = HOST_TIMEOUT_SECONDS if len(order) > 1 else CONNECT_TIMEOUT_SECONDS
         refused: Exception | None = None
         for index in order:
             host, port = self.addresses[index]
             try:
                 connection = driver.connect(
-                    **{**arguments, "host": host, "port": port, "connect_timeout": timeout, "read_timeout": timeout}
-                )
+                    **{
+                        **arguments, "host": host, "port": port, "connect_timeout": HOST_TIMEOUT_SECONDS,
+                        "read_timeout": HOST_TIMEOUT_SECONDS,
+                    }
+                )  # fmt: skip
                 _set_keepalive(connection)
                 connection = self._register(connection)
                 connection._read_timeout = arguments["read_timeout"]  # that of connect() includes the handshake

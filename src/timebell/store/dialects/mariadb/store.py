@@ -30,7 +30,7 @@ from timebell.store.dialects.mariadb.async_driver import AsyncPool
 from timebell.store.dialects.mariadb.dialect import MariaDialect
 from timebell.store.dialects.mariadb.server import IS_SYNCED, MariaServer
 from timebell.store.dialects.pulse import PROBE_TIMEOUT_SECONDS, Pulse
-from timebell.store.recent_writes import RecentWrites
+from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
 from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
@@ -214,9 +214,13 @@ class MariaStore:
                 if self._engine.pool is not pool:  # a replaced pool would keep it open
                     connection.invalidate()
         tx.steps.at("done")
-        self.recent_writes.add(tx.written)
-        self.subscribers.publish(tx.subjects)
+        self._publish(tx.subjects, tx.written)
         return result
+
+    def _publish(self, subjects: frozenset[str], written: Sequence[tuple[str, Written]]) -> None:
+        """Publish the subjects of a committed transaction, and remember what it wrote. Thread-safe."""
+        self.recent_writes.add(written)
+        self.subscribers.publish(subjects)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return (await join_caller_connection(connection, self.dialect, _with_rewriting(operation), args, kwargs))[0]
@@ -251,7 +255,7 @@ class MariaStore:
                 pool.sync_engine.dispose()  # its other connections are probably lost, too
             raise unreachable(self.url, error) from error
         try:
-            async with handler_transaction(connection, self.join, finish, self.subscribers.publish):
+            async with handler_transaction(connection, self.join, finish, self._publish):
                 yield connection
         except DBAPIError as error:
             if _is_connection_lost(error):
@@ -278,7 +282,7 @@ class MariaStore:
             raise unreachable(self.url, error) from error
         with (
             connection,
-            handler_transaction_in_thread(connection, self.dialect, _with_rewriting(finish), self.subscribers.publish),
+            handler_transaction_in_thread(connection, self.dialect, _with_rewriting(finish), self._publish),
         ):
             yield connection
 
@@ -338,7 +342,7 @@ def _with_rewriting(operation: Callable[..., R]) -> Callable[..., R]:
     def run(tx: SqlTransaction, *args: Any, **kwargs: Any) -> R:
         inner = MariaTransaction(tx.connection, tx.dialect, tx.steps)
         result = operation(inner, *args, **kwargs)
-        tx.subjects = inner.subjects
+        tx.subjects, tx.written = inner.subjects, inner.written
         return result
 
     run.__name__ = getattr(operation, "__name__", "operation")
@@ -357,6 +361,7 @@ def engine_for(
     try:
         from pymysql.constants import FIELD_TYPE
         from pymysql.converters import conversions
+        from pymysql.err import MySQLError
     except ImportError as error:
         raise Refused(
             "MariaDB requires the package PyMySQL, which is not installed.", code="EXTRA_MISSING",
@@ -369,6 +374,7 @@ def engine_for(
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=pool_timeout,
+        pool_reset_on_return=None,  # see `_roll_back`
         connect_args={
             "connect_timeout": 5, "read_timeout": statement_timeout or STATEMENT_TIMEOUT_SECONDS,
             "write_timeout": STATEMENT_TIMEOUT_SECONDS,
@@ -390,6 +396,13 @@ def engine_for(
             if read_only:
                 cursor.execute("SET SESSION TRANSACTION READ ONLY")
         driver.commit()
+
+    @event.listens_for(engine, "reset")
+    def _roll_back(driver: Any, record: Any, _: Any) -> None:
+        try:
+            driver.rollback()
+        except (OSError, MySQLError) as error:  # it is lost; SQLAlchemy would log a traceback of each
+            record.invalidate(error)
 
     return engine
 

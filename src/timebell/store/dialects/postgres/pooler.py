@@ -7,6 +7,7 @@ of the server.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from sqlalchemy.util import await_only
 
 from timebell.errors import Refused
 from timebell.store.dialects.postgres.server import PostgresServer
+
+log = logging.getLogger("timebell.store")
 
 # The connection settings that poolers accept or ignore; they reject others.
 _ACCEPTED_SETTINGS = ("application_name", "timezone")
@@ -50,11 +53,24 @@ async def _detect_pooler(server: PostgresServer) -> bool:
     try:
         process = await connection.fetchval("SELECT pg_backend_pid()", timeout=5)
         pooled = bool(process != connection.get_server_pid())
-        if pooled and server.schema is not None:
-            await check_schema(connection, server.schema)
+        if pooled:
+            await _warn_without_idle_limit(connection)
+            if server.schema is not None:
+                await check_schema(connection, server.schema)
         return pooled
     finally:
         await connection.close(timeout=5)
+
+
+async def _warn_without_idle_limit(connection: asyncpg.Connection[Any]) -> None:
+    limit = await connection.fetchval(
+        "SELECT setting FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'", timeout=5
+    )
+    if limit == "0":
+        log.warning(
+            "the database is behind a pooler, and idle transactions have no limit, so a frozen node keeps its locks:"
+            " ALTER ROLE ... SET idle_in_transaction_session_timeout = '10s'"
+        )
 
 
 async def check_schema(connection: asyncpg.Connection[Any], schema: str) -> None:

@@ -178,7 +178,7 @@ class PostgresStore:
         except (*CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
         try:
-            async with handler_transaction(connection, self.join, finish, self.subscribers.publish):
+            async with handler_transaction(connection, self.join, finish, self._publish_here):
                 yield connection
         finally:
             await connection.close()
@@ -193,7 +193,7 @@ class PostgresStore:
         except DBAPIError as error:
             raise unreachable(self.url, error) from error
         finish = in_schema(self._server.schema, finish)
-        publish = self.subscribers.publish
+        publish = self._publish_here
         with connection, handler_transaction_in_thread(connection, self.dialect, finish, publish, self.notify):
             yield connection
 
@@ -334,14 +334,17 @@ class PostgresStore:
 
     def _publish(self, subjects: frozenset[str], written: Sequence[tuple[str, Written]] = ()) -> None:
         """Publish the subjects of a committed transaction, notify other nodes, and remember what it wrote."""
-        if written:
-            self.recent_writes.add(written)
+        self._publish_here(subjects, written)
         if not subjects:
             return
-        self.subscribers.publish(subjects)
         self._unsent_subjects |= subjects
         if self._notify_task is None or self._notify_task.done():
             self._notify_task = asyncio.get_running_loop().create_task(self._send_notifications())
+
+    def _publish_here(self, subjects: frozenset[str], written: Sequence[tuple[str, Written]]) -> None:
+        """Publish like `_publish`, for a transaction that has notified other nodes itself. Thread-safe."""
+        self.recent_writes.add(written)
+        self.subscribers.publish(subjects)
 
     def _bind_to_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Drop the connections of a previous event loop, to which they are bound.

@@ -264,8 +264,8 @@ class SqliteStore:
             self._publish(tx.subjects)
         return result
 
-    def _publish(self, subjects: frozenset[str]) -> None:
-        """Publish the subjects of a committed transaction; there are no other nodes."""
+    def _publish(self, subjects: frozenset[str], _: object = ()) -> None:
+        """Publish the subjects of a committed transaction; there are no other nodes, and nothing is remembered."""
         self.subscribers.publish(subjects)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
