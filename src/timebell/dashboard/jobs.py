@@ -30,11 +30,10 @@ from timebell.tenancy.roles import Role, require
 
 # Tabs of the list: label -> filter expression.
 TABS = {
-    "All": "", "Scheduled": "status:pending", "Retrying": "status:pending attempts:1", "Held": "held:true",
+    "All": "", "Scheduled": "status:pending", "Retrying": "status:retrying", "Held": "status:held",
     "Running": "status:running", "Failed": "status:failed", "Completed": "status:completed",
     "Skipped": "status:skipped", "Cancelled": "status:cancelled",
 }  # fmt: skip
-TAB_FILTERS = ("status:", "attempts:", "held:")
 # With these filters, an index has the failed jobs by the time of their failure.
 FAILED_FILTERS = {"status", "topic", "scheduleId", "from", "to"}
 LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minAttempts", "lag"}
@@ -42,7 +41,7 @@ LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minA
 FILTER_PARAMETERS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
     "attempts": "minAttempts", "lag": "lag", "from": "from", "to": "to", "correlation": "correlationId",
-    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error", "held": "held",
+    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error",
 }  # fmt: skip
 FILTER_COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
 routes = APIRouter(route_class=PageRoute)
@@ -85,8 +84,8 @@ async def jobs(view: CurrentView, q: str = "", sort: str = "", cursor: str = "")
     return view.render(
         "jobs", 200 if problem is None else status, page=page, schedule_names=names, q=q, problem=problem,
         time_range=time_range, tabs=TABS, counts=view.overview_cache.counts(tenant_id),
-        current_tab=" ".join(word for word in words if word.startswith(TAB_FILTERS)),
-        other_filters=" ".join(word for word in words if not word.startswith(TAB_FILTERS)),
+        current_tab=" ".join(word for word in words if word.startswith("status:")),
+        other_filters=" ".join(word for word in words if not word.startswith("status:")),
         filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, explain_state=explain_state, sort=sort,
         time_order=time_order, cursor=cursor,
         matching_action=_matching_action(filters) if page["nextCursor"] or cursor else None,

@@ -47,7 +47,11 @@ STATE_WORDS: dict[str, tuple[JobState, ...]] = {
     "processing": (JobState.RUNNING, JobState.DISPATCHED),
     "success": (JobState.COMPLETED,),
     "failure": (JobState.FAILED,),
+    "retrying": (JobState.PENDING,),
+    "held": (JobState.PENDING,),
 }
+NARROW_STATE_WORDS = ("retrying", "held")
+"""Aliases that match only a part of the jobs in their state."""
 
 
 class Kind(StrEnum):
