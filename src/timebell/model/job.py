@@ -365,3 +365,5 @@ class Completion:
     """The attempt record of a delivery to a target outside Python."""
     traceback: str | None = None
     """The masked traceback of a failed handler."""
+    attempts_allowed: int | None = None
+    """The limit of the retry policy, of an attempt that failed and used one."""
