@@ -34,6 +34,9 @@ async def test_an_unhandled_topic_is_warned_about(make: Make) -> None:
             "No running node handles billing.invoce: its jobs wait until one does. Did you mean billing.invoice?"
         )
         assert len(await warnings("/schedules", {**NIGHTLY, "name": "s", "jobType": "nobody.knows"})) == 1
+        (listed,) = (await web.get("/schedules")).json()["items"]
+        assert len(listed["warnings"]) == 1
+        assert (await web.get(f"/schedules/{listed['id']}")).json()["warnings"] == listed["warnings"]
         assert len(await warnings("/schedules/preview", {**NIGHTLY, "name": "p", "jobType": "billing.invoce"})) == 1
         for topic in ("billing.invoice", "mail.send"):
             assert await warnings("/jobs", {"topic": topic, "runAt": LATER}) == []

@@ -52,6 +52,8 @@ def schedule_state(row: Row) -> str:
         return "errored"
     if not row["enabled"]:
         return "paused"
+    if row.get("warnings"):
+        return "unhandled"
     if missed := sum(outcome in ("missed", "expired") for outcome in recent[:1]):
         return f"missed {missed}"
     if recent[:1] == ["failed"]:
