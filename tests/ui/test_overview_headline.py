@@ -61,7 +61,7 @@ async def test_late_starts_are_not_on_time(serve: Serve, monkeypatch: Any) -> No
 
 
 async def test_the_next_run_is_that_of_any_schedule_or_pending_job(serve: Serve, monkeypatch: Any) -> None:
-    async with healthy(serve, monkeypatch) as (browser, now):
+    async with healthy(serve, monkeypatch) as (browser, _):
 
         async def next_run() -> datetime:
             match = re.search(r'next run <time[^>]* datetime="([^"]+)"', (await browser.get("/ui/")).text)

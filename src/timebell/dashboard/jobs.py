@@ -17,7 +17,7 @@ from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.dead_letters import CANCEL_FIELDS, FILTER_FIELDS
 from timebell.dashboard.fields import to_problem
-from timebell.dashboard.job_timeline import explain_state, timeline_steps
+from timebell.dashboard.job_timeline import attempts_allowed, explain_state, timeline_steps
 from timebell.dashboard.rendering import format_json
 from timebell.dashboard.time_range import TimeRange, read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
@@ -86,8 +86,8 @@ async def jobs(view: CurrentView, q: str = "", sort: str = "", cursor: str = "")
         time_range=time_range, tabs=TABS, counts=view.overview_cache.counts(tenant_id),
         current_tab=" ".join(word for word in words if word.startswith("status:")),
         other_filters=" ".join(word for word in words if not word.startswith("status:")),
-        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, explain_state=explain_state, sort=sort,
-        time_order=time_order, cursor=cursor,
+        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, explain_state=explain_state,
+        attempts_allowed=attempts_allowed, sort=sort, time_order=time_order, cursor=cursor,
         matching_action=_matching_action(filters) if page["nextCursor"] or cursor else None,
     )  # fmt: skip
 
