@@ -333,6 +333,14 @@ def test_no_page_is_wider_than_a_phone(chromium: Chromium, served: Served) -> No
         assert not too_wide
 
 
+def test_no_list_is_wider_than_a_desktop(chromium: Chromium, served: Served) -> None:
+    with open_window(chromium, served.url) as window:
+        for name in ("schedules", "schedule", "jobs", "dead", "deadgroup", "campaigns", "audit-log"):
+            boxes = window.open(served.pages[name]).evaluate(TABLES)
+            assert boxes, name
+            assert not [box for box in boxes if box[0] > box[1]], (name, boxes)
+
+
 def test_sign_in_and_times_in_the_zone_of_the_browser(chromium: Chromium, served: Served) -> None:
     served.run(served.browser.create_user("dana", "operator"))
     with open_window(chromium, served.url) as window:
