@@ -140,4 +140,4 @@ async def test_lost_writes_are_shown_on_the_overview_and_with_the_nodes(serve: S
         assert "The database lost 3 created jobs, 1 results of jobs" in plain_text((await browser.get("/ui/")).text)
         page = plain_text((await browser.get("/ui/nodes")).text)
         assert "by n1" in page
-        assert f"{lost.examples['jobs'][0][:8]}…" in page
+        assert f"{lost.examples['jobs'][0][:8]} …" in page
