@@ -153,6 +153,8 @@ async def test_jobs_are_filtered_and_paged(make: Make) -> None:
         assert await found("minAttempts=1") == []
         assert await found(f"scheduleId={new_id(web.app.clock.now())}") == []
         is_problem(await web.get("/jobs?status=odd"), 422, "INVALID_STATUS")
+        assert (await web.get("/jobs?status=retrying")).json()["items"] == []
+        is_problem(await web.get("/jobs?status=held&status=failed"), 422, "INVALID_STATUS")
         is_problem(await web.get("/jobs?cursor=odd"), 422, "INVALID_CURSOR")
         seen, cursor = [], ""
         while cursor is not None:

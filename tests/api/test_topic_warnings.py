@@ -34,7 +34,14 @@ async def test_an_unhandled_topic_is_warned_about(make: Make) -> None:
             "No running node handles billing.invoce: its jobs wait until one does. Did you mean billing.invoice?"
         )
         assert len(await warnings("/schedules", {**NIGHTLY, "name": "s", "jobType": "nobody.knows"})) == 1
+        (listed,) = (await web.get("/schedules")).json()["items"]
+        assert len(listed["warnings"]) == 1
+        assert (await web.get(f"/schedules/{listed['id']}")).json()["warnings"] == listed["warnings"]
         assert len(await warnings("/schedules/preview", {**NIGHTLY, "name": "p", "jobType": "billing.invoce"})) == 1
+        assert (await web.post("/sources", {"name": "shifts"})).status_code == 201
+        trigger = {"name": "t", "source": "shifts", "column": "start_at", "timezone": "UTC", "topic": "mial.send"}
+        assert len(await warnings("/triggers", trigger)) == 1
+        assert len((await web.get("/triggers/t")).json()["warnings"]) == 1
         for topic in ("billing.invoice", "mail.send"):
             assert await warnings("/jobs", {"topic": topic, "runAt": LATER}) == []
             assert await warnings("/schedules", {**NIGHTLY, "name": topic, "jobType": topic}) == []

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from datetime import timedelta
+
+import pytest
 
 from timebell import Arrived, Retry, Snooze
 from timebell.api.job_fields import render_job
@@ -73,6 +77,29 @@ async def test_tracebacks_are_bounded_and_masked(world: World) -> None:
     for secret in ("a-very-secret-key", "hunter22"):
         assert secret not in str(record)
     assert "targets/handler.py" not in traceback
+
+
+@virtual
+async def test_a_traceback_begins_in_the_handler_and_its_error_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = world.app()
+
+    @app.on("a", retry=Retry(attempts=2, backoff="fixed", delay=10, jitter=0))
+    async def fail(_: Arrived) -> None:
+        raise ConnectionError("away")
+
+    job = await app.schedule_at("a")
+    with caplog.at_level(logging.INFO, "timebell.runner"):
+        async with engine(app):
+            await world.advance(seconds=60)
+    records = (await app.get(job.id)).attempts
+    assert [record["attemptsAllowed"] for record in records] == [2, 2]
+    assert re.match(r"Traceback .*\n  File .*test_attempt_records.py", records[0]["traceback"])
+    dead = next(line for line in caplog.messages if " dead: " in line)
+    assert dead.count("ConnectionError") == 1
+    steps = timeline_steps(render_job(await app.get(job.id)), {}, after(hours=1))
+    assert [step["detail"] for step in steps if step["title"] == "Waits 10 s"] == ["retry after attempt 1 of 2"]
 
 
 @virtual

@@ -149,7 +149,7 @@ JOBS = [
 ]
 
 SCHEDULES = [
-    bad("TIMEZONE_MISSING", "timezone=", timezone=None),
+    bad("TIMEZONE_MISSING", "'nightly' has no time zone", timezone=None, name="nightly"),
     bad("INVALID_TIMEZONE", "IANA", timezone="EST5EDT4"),
     bad("INVALID_CRON", "has 4 fields", spec="0 9 * *"),
     bad("INVALID_CRON", "e.g. '0 9 * * *'", spec="0 9 * *"),
@@ -461,3 +461,9 @@ async def test_a_node_with_a_wrong_clock_logs_a_warning(
         pass
     assert ("NTP" in caplog.text) == (says is not None)
     assert says is None or says in caplog.text
+
+
+def test_a_topic_that_ends_with_a_dot_is_refused_with_the_pattern_that_was_meant() -> None:
+    with pytest.raises(InvalidInput, match=r'Write "billing\.\*"') as refusal:
+        Timebell("sqlite:///unused.db").on("billing.")
+    assert refusal.value.code == "INVALID_TOPIC"

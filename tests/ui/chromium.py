@@ -67,7 +67,13 @@ class Served:
 
 
 @contextmanager
-def serve_in_thread(database: str, fill: Fill = fill_store, *, run_engine: bool = True) -> Iterator[Served]:
+def serve_in_thread(
+    database: str,
+    fill: Fill = fill_store,
+    *,
+    run_engine: bool = True,
+    create_app: Callable[[str], Timebell] = hostile_app,
+) -> Iterator[Served]:
     """Fill an app and serve its pages to local requests; without `run_engine` the data stays as it was filled."""
     install_assets()
     ready: list[Served] = []
@@ -75,7 +81,7 @@ def serve_in_thread(database: str, fill: Fill = fill_store, *, run_engine: bool 
     errors: list[BaseException] = []
 
     async def main() -> None:
-        app = hostile_app(database)
+        app = create_app(database)
         # Without an engine, the nodes of the sample data must not expire.
         lease = app.settings.scheduler_lease if run_engine else 86_400.0
         app.settings = replace(
@@ -181,9 +187,11 @@ class Window:
         self.page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
 
-    def open(self, path: str) -> Page:
-        """Open a page of the dashboard."""
-        self.page.goto(self.url + path)
+    def open(self, path: str, status: int | None = None) -> Page:
+        """Open a page of the dashboard; with `status`, assert that of its response."""
+        response = self.page.goto(self.url + path)
+        assert response is not None
+        assert status in (None, response.status), f"{path} answers {response.status}"
         return self.page
 
     def save_screenshot(self, name: str) -> None:

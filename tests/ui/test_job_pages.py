@@ -212,7 +212,7 @@ async def test_dead_letters_show_their_schedule_and_repeated_failures(serve: Ser
         groups = plain_text((await browser.get("/ui/dead-letters")).text)
         assert re.search(r"3 nightly \d+ \w+ ago 1 failed again 2 times", groups), groups
         group = plain_text((await browser.get("/ui/dead-letters?errorCode=ValueError")).text)
-        short_id = f"{repeated['id'][:8]}…{repeated['id'][-6:]}"
+        short_id = f"{repeated['id'][:8]} …{repeated['id'][-6:]}"
         for row in (f"{short_id} nightly", "one-off", "deleted"):
             assert row in group
         assert group.count("failed again") == 2  # in the summary of the group and in the list
@@ -235,14 +235,21 @@ async def test_rows_of_live_jobs_state_why_they_wait(serve_sqlite: Serve, sqlite
             return any(job["attemptsMade"] for job in jobs) and any(job["hold"] for job in jobs)
 
         await wait_until(both_wait)
-        retrying = plain_text((await browser.get("/ui/jobs?q=status:pending+attempts:1")).text)
+        retrying = plain_text((await browser.get("/ui/jobs?q=status:retrying")).text)
         assert re.search(r"UTC-03 .* Retrying next attempt in 10 min .*: ConnectionError: bank is away", retrying)
         assert zone not in retrying
-        assert "Held no node handles its topic" in plain_text((await browser.get("/ui/jobs?q=held:true")).text)
-        schedule = {**NIGHTLY, "name": "new", "timezone": zone}
+        assert "erp.sink" not in retrying
+        held = plain_text((await browser.get("/ui/jobs?q=status:held")).text)
+        assert "Held no node handles its topic" in held
+        assert "erp.sync" not in held
+        schedule = {**NIGHTLY, "name": "new", "timezone": zone, "jobType": "erp.sync"}
         url = f"/ui/schedules/{(await browser.web.post('/api/v1/schedules', schedule)).json()['id']}"
         assert "Not run yet" in (await browser.get("/ui/schedules")).text
         assert "Not run yet" in (await browser.get(url)).text
+        schedule |= {"name": "unknown", "jobType": "erp.sink"}
+        url = f"/ui/schedules/{(await browser.web.post('/api/v1/schedules', schedule)).json()['id']}"
+        assert "Unhandled" in (await browser.get("/ui/schedules")).text
+        assert "Did you mean erp.sync?" in (await browser.get(url)).text
 
 
 async def test_jobs_that_started_late_are_found_by_their_lag(serve: Serve) -> None:

@@ -60,6 +60,27 @@ async def test_late_starts_are_not_on_time(serve: Serve, monkeypatch: Any) -> No
         assert await headline(browser) == ("bad", "Starting late: 1 job in 100 by 1 min 40 s or more")
 
 
+async def test_the_next_run_is_that_of_any_schedule_or_pending_job(serve: Serve, monkeypatch: Any) -> None:
+    async with healthy(serve, monkeypatch) as (browser, _):
+
+        async def next_run() -> datetime:
+            match = re.search(r'next run <time[^>]* datetime="([^"]+)"', (await browser.get("/ui/")).text)
+            assert match is not None
+            return datetime.fromisoformat(match[1])
+
+        monkeypatch.setattr(overview_data, "UPCOMING_TTL_SECONDS", 0.0)
+        for n in range(overview_data.MAX_TIMELINES + 1):  # the chart has no place for the one that runs often
+            rare = {**NIGHTLY, "name": f"rare-{n}", "cronExpression": f"{n} 0 * * *", "timezone": "UTC"}
+            assert (await browser.web.post("/api/v1/schedules", rare)).status_code == 201
+        frequent = {**NIGHTLY, "name": "frequent", "cronExpression": "*/20 * * * *", "timezone": "UTC"}
+        assert (await browser.web.post("/api/v1/schedules", frequent)).status_code == 201
+        assert await next_run() - browser.app.clock.now() <= 1200 * SECOND
+        due = browser.app.clock.now() + 30 * SECOND
+        job = {"topic": "order.reminder", "runAt": due.isoformat(), "timezone": "UTC"}
+        assert (await browser.web.post("/api/v1/jobs", job)).status_code == 201
+        assert await next_run() <= due
+
+
 async def test_the_lag_of_a_retried_job_is_that_of_its_first_start(serve: Serve, monkeypatch: Any) -> None:
     async with healthy(serve, monkeypatch) as (browser, now):
         due, start = now - 300 * SECOND, now - 295 * SECOND
@@ -119,4 +140,4 @@ async def test_lost_writes_are_shown_on_the_overview_and_with_the_nodes(serve: S
         assert "The database lost 3 created jobs, 1 results of jobs" in plain_text((await browser.get("/ui/")).text)
         page = plain_text((await browser.get("/ui/nodes")).text)
         assert "by n1" in page
-        assert f"{lost.examples['jobs'][0][:8]}…" in page
+        assert f"{lost.examples['jobs'][0][:8]} …" in page

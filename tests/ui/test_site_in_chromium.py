@@ -46,7 +46,7 @@ def _check_pages(chromium: Chromium, served: Served, theme: str, pages: dict[str
     script, violations_by_page = browsers.load_axe(), {}
     with open_window(chromium, served.url, color_scheme=theme) as window:
         for name, path in pages.items():
-            page = window.open(path)
+            page = window.open(path, status=404 if name == "nowhere" else 200)
             if name == "overview":
                 page.locator("#runs svg").wait_for()
                 expect(page.locator("[data-live]")).to_have_text("Live")
@@ -206,7 +206,8 @@ def test_a_schedule_is_created_with_a_live_preview(chromium: Chromium, served: S
         page.get_by_role("button", name="Create schedule").click()
         expect(page.get_by_role("status")).to_contain_text("Created.")
         expect(page.locator("h1")).to_contain_text("made-here")
-        page.locator("input[name=reason]").fill("at night")
+        page.get_by_text("Pause…", exact=True).click()
+        page.get_by_label("Reason").fill("at night")
         page.get_by_role("button", name="Pause", exact=True).click()
         expect(page.locator("main")).to_contain_text("at night")
         page.get_by_role("button", name="Resume").click()
@@ -304,7 +305,8 @@ def test_pages_and_forms_work_without_javascript(chromium: Chromium, served: Ser
         page.locator("[data-row] a.main").click()
         page.get_by_role("button", name="Resume").click()
         expect(page.get_by_role("status")).to_contain_text("Resumed.")
-        page.locator("input[name=reason]").fill("again")
+        page.get_by_text("Pause…", exact=True).click()
+        page.get_by_label("Reason").fill("again")
         page.get_by_role("button", name="Pause", exact=True).click()
         expect(page.locator("main")).to_contain_text("again")
         page = window.open("/ui/schedules/new?kind=cron&when=30+2+*+*+*&timezone=America/New_York")
@@ -329,6 +331,14 @@ def test_no_page_is_wider_than_a_phone(chromium: Chromium, served: Served) -> No
         window.open("/ui/")
         window.save_screenshot("phone")
         assert not too_wide
+
+
+def test_no_list_is_wider_than_a_desktop(chromium: Chromium, served: Served) -> None:
+    with open_window(chromium, served.url) as window:
+        for name in ("schedules", "schedule", "jobs", "dead", "deadgroup", "campaigns", "audit-log"):
+            boxes = window.open(served.pages[name]).evaluate(TABLES)
+            assert boxes, name
+            assert not [box for box in boxes if box[0] > box[1]], (name, boxes)
 
 
 def test_sign_in_and_times_in_the_zone_of_the_browser(chromium: Chromium, served: Served) -> None:

@@ -208,7 +208,6 @@ async def list_jobs(
     client_request_id: Annotated[Text, Query(alias="clientRequestId")] = None,
     metadata: Pairs = None, payload: Pairs = None,
     error: Annotated[Text, Query(description="Part of the error of any attempt.")] = None,
-    held: Annotated[bool, Query(description="Only jobs that are held, such as unhandled ones.")] = False,
     sort: Annotated[
         Literal["-createdAt", "runAt"],
         Query(description="`runAt`: pending jobs that are not held, earliest due time first; only with `queue`."),
@@ -216,13 +215,16 @@ async def list_jobs(
 ) -> Response:  # fmt: skip
     """List jobs, newest first. Filters are combined with AND, several `status` values with OR.
 
+    `retrying` jobs are pending after an attempt, `held` ones wait for something else than their time, such as a node
+    that handles their topic; these two are not combined with other statuses.
+
     `topic` may end with `*`. A page examines at most 20,000 jobs of each state for metadata, payloads, errors and, of
     finished jobs, the queue, so it may be short and have a `nextCursor`.
     """
     if sort == "runAt":
         other_filters = (
             topic, owner_id, schedule_id, key, min_attempts, from_, to, correlation_id, client_request_id, metadata,
-            payload, error, held or None,
+            payload, error,
         )  # fmt: skip
         if status != ["pending"] or any(each is not None for each in other_filters):
             raise InvalidInput(
@@ -237,7 +239,6 @@ async def list_jobs(
         topic_prefix=topic[:-1] if topic is not None and topic.endswith("*") else None,
         request_id=client_request_id, correlation_id=correlation_id,
         metadata=parse_pairs(metadata, "metadata"), payload=parse_pairs(payload, "payload"), error=error or None,
-        is_held=held,
     )  # fmt: skip
     topic = None if search.topic_prefix is not None else topic
     equal = {

@@ -270,8 +270,14 @@ async def list_schedules(
     )
     outcomes = await ctx.run(queries.list_recent_outcomes, [schedule.id for schedule in page], recent) if recent else {}
     return page_response(page, [
-        render_schedule(schedule) | {"recent": outcomes.get(schedule.id, []) if recent else None} for schedule in page
+        await _render_with_warnings(ctx, schedule)
+        | {"recent": outcomes.get(schedule.id, []) if recent else None} for schedule in page
     ])  # fmt: skip
+
+
+async def _render_with_warnings(ctx: Context, schedule: Schedule) -> dict[str, Any]:
+    warnings = await warn_if_unhandled(ctx, schedule.topic, schedule.action.target)
+    return render_schedule(schedule) | {"warnings": warnings}
 
 
 @routes.post("/schedules/preview", response_model=SchedulePreview, **read_route())
@@ -330,7 +336,8 @@ async def put_schedule(
 @routes.get("/schedules/{id}", response_model=ScheduleOut, **read_route())
 async def get_schedule(id: Id, ctx: Context) -> Response:
     """Get a schedule."""
-    return schedule_response(await find_schedule(ctx, id))
+    schedule = await find_schedule(ctx, id)
+    return schedule_response(schedule, warnings=await warn_if_unhandled(ctx, schedule.topic, schedule.action.target))
 
 
 @routes.patch("/schedules/{id}", response_model=ScheduleOut, **change_route("schedule.update", Role.EDITOR))

@@ -26,7 +26,7 @@ WAIT_POLL_SECONDS = 0.5
 job = Group("Jobs: create, inspect, cancel, retry.")
 job_id_argument = click.argument("id_", metavar="JOB", help="Job id.")
 status_option = click.option(
-    "--status", multiple=True, help="Only this status: pending, running, failed, ...; repeatable."
+    "--status", multiple=True, help="Only this status: pending, retrying, held, failed, ...; repeatable."
 )
 at_option = click.option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
 

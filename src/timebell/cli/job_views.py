@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from timebell.cli.inputs import Row, format_relative_time, print_list, shorten
 from timebell.cli.output import Format, colorize, colorize_state, print_data, print_message, print_record
+from timebell.dashboard.job_timeline import attempts_allowed, explain_state
 from timebell.formatting import format_milliseconds, format_progress
+from timebell.model.attempts import describe_error
 
 JOB_COLUMNS = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "REASON")
 
@@ -17,10 +19,15 @@ JOB_COLUMNS = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "REASON")
 def print_jobs(rows: Iterable[Row], output_format: str) -> None:
     """Print one line per job."""
     print_list(rows, output_format, JOB_COLUMNS, lambda row: (
-        row["id"], row["topic"], row["status"] + (f" ({row['hold']})" if row["hold"] else ""),
-        format_relative_time(row["runAt"], row["timezone"]), str(row["attemptNumber"]),
-        shorten(row["errorMessage"] or row["reason"] or ""),
+        row["id"], row["topic"], _format_status(row),
+        format_relative_time(row["runAt"], row["timezone"]), str(row["attemptNumber"]), shorten(explain_state(row)),
     ))  # fmt: skip
+
+
+def _format_status(row: Row) -> str:
+    if row["hold"]:
+        return f"{row['status']} ({row['hold']})"
+    return "retrying" if row["status"] == "pending" and row["attemptsMade"] else str(row["status"])
 
 
 def print_events(lines: Iterable[str], output_format: str) -> None:
@@ -67,13 +74,28 @@ def _format_attempt(attempt: Row) -> str:
         reported = attempt.get("reportedProgress")
         progress = f" at {format_progress(reported)}" if reported else ""
         error = attempt.get("error") or attempt.get("code")
-        return f"{attempt.get('startedAt')}  attempt {attempt['attempt']}{progress}" + (f": {error}" if error else "")
+        return f"{_format_time(attempt.get('startedAt'))}  attempt {attempt['attempt']}{progress}" + (
+            f": {error}" if error else ""
+        )
     response = f" answered {attempt['status']}" if "status" in attempt else ""
-    error = f": {attempt['code']}: {attempt['error']}" if attempt["error"] is not None else ""
+    error = f": {describe_error(attempt['code'], attempt['error'])}" if attempt["error"] is not None else ""
     return (
-        f"{attempt['startedAt']}  attempt {attempt['attempt']} to {attempt.get('to') or attempt['kind']}{response} in "
-        f"{attempt['durationMs']:,g} ms, message {attempt['messageId']}{error}"
+        f"{_format_time(attempt['startedAt'])}  attempt {attempt['attempt']} to"
+        f" {attempt.get('to') or attempt['kind']}{response} in {attempt['durationMs']:,g} ms,"
+        f" message {attempt['messageId']}{error}"
     )
+
+
+def _format_time(at: str | None) -> str:
+    if at is None:
+        return "-"
+    return datetime.fromisoformat(at).astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+
+
+def _format_attempts(job: Row) -> str | None:
+    """Return the number of the attempt, with the limit of its retry policy if that is known."""
+    number, allowed = job["attemptNumber"], attempts_allowed(job)
+    return f"{number} of {allowed}" if 0 < number <= allowed else str(number) if number else None
 
 
 def print_job(job: Row, output_format: str) -> None:
@@ -91,7 +113,7 @@ def print_job(job: Row, output_format: str) -> None:
         "payload": shorten(job["payload"]) if job["payload"] is not None else None,
         "metadata": shorten(job["metadata"]) if job["metadata"] else None,
         "target": job["target"] and shorten(job["target"]), "queue": job["queue"],
-        "attempt": job["attemptNumber"] or None,
+        "attempt": _format_attempts(job),
         "progress": None if job["progress"] is None else format_progress(job["progress"]),
         "took": None if job["durationMs"] is None else f"{job['durationMs']:,} ms",
         "error": job["errorMessage"], "result": None if job["result"] is None else shorten(job["result"]),
@@ -106,9 +128,10 @@ def print_job(job: Row, output_format: str) -> None:
         word = "postponed" if is_postponed else "failed" if has_error else "sent" if "kind" in attempt else "ended"
         print_data(f"  {word:<12}{_format_attempt(attempt)}")
         if attempt.get("retryAt"):
-            print_data(f"  {'':<12}next attempt {attempt['retryAt']}")
+            print_data(f"  {'':<12}next attempt {_format_time(attempt['retryAt'])}")
         if attempt.get("retriedAt"):
-            print_data(f"  {'retried':<12}{attempt['retriedAt']}  by {attempt.get('retriedBy') or 'the program'}")
+            by = attempt.get("retriedBy") or "the program"
+            print_data(f"  {'retried':<12}{_format_time(attempt['retriedAt'])}  by {by}")
     traceback = job["attempts"][-1].get("traceback") if job["attempts"] else None
     if traceback is not None:
         print_data("  traceback of the last attempt")

@@ -41,7 +41,7 @@ SECTIONS = {
     "Run": ("dev", "run", "watch", "release"),
     "Look": ("next", "upcoming", "calendar", "job", "dead", "why", "node"),
     "Change": ("schedule", "apply", "export", "import", "target", "secret"),
-    "Operate": ("doctor", "db", "backup", "restore", "config", "key", "tenant", "user", "observe"),
+    "Operate": ("doctor", "db", "backup", "restore", "config", "key", "tenant", "user", "observe", "audit-log"),
     "Prove": ("audit", "simulate", "torture"),
 }
 """Headings of `timebell --help`; the commands of features have one of their own, before the others."""

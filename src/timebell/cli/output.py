@@ -31,8 +31,9 @@ EXIT_CODES: tuple[tuple[type[TimebellError], int], ...] = (
 COLORS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "dim": 2, "bold": 1}
 STATE_COLORS = {
     **dict.fromkeys(("completed", "healthy", "alive", "leader", "active", "sent", "delivered", "enabled"), "green"),
-    **dict.fromkeys(("failed", "failing", "errored", "missed", "unresponsive", "disabled", "lost"), "red"),
+    **dict.fromkeys(("failed", "failing", "errored", "missed", "unresponsive", "disabled", "lost", "unhandled"), "red"),
     **dict.fromkeys(("paused", "skipped", "held", "cancelled", "stopped", "reauthorize", "orphaned"), "yellow"),
+    "retrying": "yellow",
     **dict.fromkeys(("running", "dispatched"), "blue"),
 }
 """The color of a state, by its first word. States that need no attention, such as `pending`, have none."""

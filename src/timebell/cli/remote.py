@@ -66,8 +66,9 @@ class ServerClient:
                         raise self._unreachable(failed) from failed
                 else:
                     body = parse_response(response.status, content)
-                    for warning in body.get("warnings") or () if isinstance(body, dict) else ():
-                        print_message(f"warning: {warning}")
+                    if method != "GET" and isinstance(body, dict):
+                        for warning in body.get("warnings") or ():
+                            print_message(f"warning: {warning}")
                     return body
         raise AssertionError
 

@@ -52,6 +52,8 @@ def schedule_state(row: Row) -> str:
         return "errored"
     if not row["enabled"]:
         return "paused"
+    if row.get("warnings"):
+        return "unhandled"
     if missed := sum(outcome in ("missed", "expired") for outcome in recent[:1]):
         return f"missed {missed}"
     if recent[:1] == ["failed"]:
@@ -72,6 +74,7 @@ def print_schedule(schedule: Row, output_format: str, runs: Sequence[Row] = (), 
         + f"  {colorize_state(state, sys.stdout)}  revision {schedule['revision']}"
     )
     facts = {
+        "warning": " ".join(schedule.get("warnings") or ()) or None,
         "id": schedule["id"], "when": schedule["summary"], "topic": schedule["topic"],
         "description": schedule["description"],
         "next": format_relative_time(schedule["nextFireAt"], schedule["timezone"]),

@@ -17,6 +17,7 @@ from timebell.dashboard.job_timeline import timeline_steps
 from timebell.errors import InvalidInput, NotFound
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
+from timebell.store.cluster import nodes
 from timebell.store.schedules import queries
 
 
@@ -33,6 +34,10 @@ class Source(Protocol):
 
     def get_job(self, job_id: str) -> dict[str, Any]:
         """Return a job as JSON. Raises NotFound."""
+        ...
+
+    def list_node_names(self) -> dict[str, str]:
+        """Return the names of the nodes and remote workers by id."""
         ...
 
 
@@ -66,7 +71,7 @@ def _explain_job(source: Source, job_id: str) -> dict[str, Any]:
             f"{job_id!r:.60} is not a job id, and no time is specified.", code="INVALID_INSTANT",
             fix="Specify a job id, or a schedule and a time, such as 2027-03-14T07:00.",
         ) from None  # fmt: skip
-    sentences = [_describe_step(step) for step in timeline_steps(job, {}, system_now())]
+    sentences = [_describe_step(step) for step in timeline_steps(job, source.list_node_names(), system_now())]
     if job["scheduleId"] is not None:
         occurrence = source.explain(job["scheduleId"], datetime.fromisoformat(job["scheduledAt"]))
         sentences = [*occurrence["sentences"], *sentences]
@@ -95,6 +100,10 @@ class _Server:
         job: dict[str, Any] = self._remote.request("GET", f"/jobs/{job_id}")
         return job
 
+    def list_node_names(self) -> dict[str, str]:
+        cluster: dict[str, Any] = self._remote.request("GET", "/nodes")
+        return {node["id"]: node["name"] for node in (*cluster["items"], *cluster["workers"])}
+
 
 class _Database:
     def __init__(self, url: str, tenant: str) -> None:
@@ -115,3 +124,10 @@ class _Database:
 
     def get_job(self, job_id: str) -> dict[str, Any]:
         return render_job(run_on_database(self._url, lambda app: app.get(job_id, tenant_id=self._tenant)))
+
+    def list_node_names(self) -> dict[str, str]:
+        async def find(app: Timebell) -> dict[str, str]:
+            await app.open()
+            return {node.id: node.name for node in await app.store.run(nodes.list_nodes)}
+
+        return run_on_database(self._url, find)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,7 @@ from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload, N
 from timebell.feature import Feature
 from timebell.ids import new_ids
 from timebell.model import page, preconditions
-from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob, UniformJobs
+from timebell.model.job import NARROW_STATE_WORDS, STATE_WORDS, Job, JobState, Kind, NewJob, UniformJobs
 from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.policy import Retry, parse_seconds
@@ -489,6 +489,15 @@ class Jobs:
                     f"There is no status {word!r}.", code="INVALID_STATUS", fix=f"Use {', '.join(STATE_WORDS)}."
                 )
             states |= set(STATE_WORDS[word])
+        if len(set(words)) > 1 and not set(words).isdisjoint(NARROW_STATE_WORDS):
+            raise InvalidInput(
+                "The statuses 'retrying' and 'held' cannot be combined with others.", code="INVALID_STATUS",
+                fix="List them separately.",
+            )  # fmt: skip
+        if "retrying" in words:
+            min_attempts = max(min_attempts or 0, 1)
+        if "held" in words:
+            search = replace(search or JobSearch(), is_held=True)
         criteria = {name: value for name, value in filters.items() if value is not None}
         if "schedule_id" in criteria and (id_ := parse_uuid(criteria["schedule_id"])) is None:
             return Page([], None)

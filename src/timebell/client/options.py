@@ -19,9 +19,10 @@ replace that."""
 Status = (
     JobState
     | Literal["pending", "running", "dispatched", "completed", "failed", "cancelled", "skipped"]
-    | Literal["active", "processing", "success", "failure"]
+    | Literal["active", "processing", "success", "failure", "retrying", "held"]
 )
-"""A state, or an alias: `active` and `processing` are running or dispatched."""
+"""A state, or an alias: `active` and `processing` are running or dispatched; `retrying` jobs are pending after an
+attempt, `held` ones wait for something else than their time."""
 
 
 class _CommonOptions(TypedDict, total=False):

@@ -157,7 +157,7 @@ class Schedules:
             timezone = self._default_timezone
         if timezone is None:
             raise InvalidInput(
-                "A schedule requires a time zone.", code="TIMEZONE_MISSING",
+                f"The schedule {remaining.get('name') or topic!r:.60} has no time zone.", code="TIMEZONE_MISSING",
                 fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
             )  # fmt: skip
         timezone = zone(zone_key(timezone)).name

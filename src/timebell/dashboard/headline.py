@@ -61,10 +61,11 @@ def _problems(tiles: Tiles, now: datetime, lease_seconds: float) -> Iterator[_Pr
         lost = _count(sum(rewind.total for rewind in s.rewinds), "acknowledged write")
         yield _Problem("bad", f"The database lost {lost}", len(s.rewinds))
     if s.overdue:
-        yield _Problem("bad", f"{_names([item.name for item in s.overdue])} {_verb(s.overdue)} overdue", len(s.overdue))
+        names = _names([item.name for item in s.overdue], "schedule")
+        yield _Problem("bad", f"{names} {_verb(s.overdue)} overdue", len(s.overdue))
     if s.unhandled:
         waiting = _count(sum(topic.count for topic in s.unhandled), "job")
-        topics = _names([topic.topic for topic in s.unhandled])
+        topics = _names([topic.topic for topic in s.unhandled], "topic")
         yield _Problem("bad", f"No node handles {topics}: {waiting} waiting", len(s.unhandled))
     if s.late_queues:
         wait = format_seconds(round((now - s.late_queues[0].oldest_due_at).total_seconds()))
@@ -84,18 +85,19 @@ def _outcome_problems(tiles: Tiles) -> Iterator[_Problem]:
     if late >= VERY_LATE_AFTER_SECONDS:
         yield _Problem("bad", late_starts, 0)
     if s.errored:
-        yield _Problem("bad", f"{_names([item.name for item in s.errored])} errored", len(s.errored))
+        names = _names([item.name for item in s.errored], "schedule")
+        yield _Problem("bad", f"{names} errored", len(s.errored))
     if s.missed:
-        missed = _count(tiles.missed, "run")
-        yield _Problem("missed", f"{_names([item.name for item in s.missed])} missed {missed}", len(s.missed))
+        names = _names([item.name for item in s.missed], "schedule")
+        yield _Problem("missed", f"{names} missed {_count(tiles.missed, 'run')}", len(s.missed))
     if s.dead_lately:
         failed = _count(sum(item.count for item in s.dead_lately), "job")
-        topics = _names(list(dict.fromkeys(item.name for item in s.dead_lately)))
+        topics = _names(list(dict.fromkeys(item.name for item in s.dead_lately)), "topic")
         yield _Problem("bad", f"{failed} of {topics} failed", len(s.dead_lately))
     if LATE_AFTER_SECONDS < late < VERY_LATE_AFTER_SECONDS:
         yield _Problem("retry", late_starts, 0)
     if s.disabled:
-        names = _names([item.name for item in s.disabled])
+        names = _names([item.name for item in s.disabled], "target")
         yield _Problem("bad", f"Target {names} {_verb(s.disabled)} disabled", len(s.disabled))
     if s.backlog_jobs:
         yield _Problem("retry", f"{_count(s.backlog_jobs, 'job')} of an outage waiting for a decision", 1)
@@ -111,12 +113,12 @@ def _node_problems(tiles: Tiles, now: datetime, lease_seconds: float) -> list[_P
     if s.leader_id is None:
         return [_Problem("bad", "No leader: schedules create no new jobs", 1)]
     if dead:
-        return [_Problem("retry", f"Node {_names(dead)} {_verb(dead)} silent", 1)]
+        return [_Problem("retry", f"Node {_names(dead, 'node')} {_verb(dead)} silent", 1)]
     return []
 
 
-def _names(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+def _names(names: list[str], noun: str) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {_count(len(names) - 1, f'more {noun}')}"
 
 
 def _verb(items: Sequence[object]) -> str:

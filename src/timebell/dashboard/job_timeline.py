@@ -8,6 +8,7 @@ from typing import Any
 
 from timebell.dashboard.rendering import HOLD_REASONS, SKIP_REASONS, format_lag, format_seconds, to_datetime
 from timebell.formatting import format_progress
+from timebell.model import attempts
 
 FINAL_STEPS = {
     "completed": ("ok", "Completed"), "failed": ("bad", "Failed: no attempts left"), "cancelled": ("skip", "Cancelled"),
@@ -59,7 +60,9 @@ def _attempt_steps(
         yield step | {"traceback": attempt.get("traceback")}
     if attempt.get("retryAt"):
         wait = _seconds_between(attempt["endedAt"], attempt["retryAt"])
-        reason = "postponed" if attempt.get("code") == "POSTPONED" else f"retry after attempt {number}"
+        allowed = attempt.get("attemptsAllowed", 0)
+        after = f"retry after attempt {number}{f' of {allowed}' if allowed >= number else ''}"
+        reason = "postponed" if attempt.get("code") == "POSTPONED" else after
         yield _step(attempt["endedAt"], "wait", f"Waits {wait}", reason) | {
             "until": _with_utc_suffix(attempt["retryAt"])
         }
@@ -70,10 +73,14 @@ def _attempt_steps(
 
 def describe_error(attempt: Mapping[str, Any]) -> str:
     """Return the error with its code, which most error messages already begin with."""
-    code, error = attempt.get("code") or attempt.get("errorCode") or "", attempt.get("error") or ""
-    if code == "POSTPONED" or not code or error.startswith(code):
-        return str(error)
-    return f"{code}: {error}" if error else str(code)
+    code = attempt.get("code") or attempt.get("errorCode")
+    return attempts.describe_error(None if code == "POSTPONED" else code, attempt.get("error"))
+
+
+def attempts_allowed(job: Mapping[str, Any]) -> int:
+    """Return the limit of the job's retry policy, that of its latest failed attempt if it has one; 0 if unknown."""
+    recorded = job["attempts"][-1].get("attemptsAllowed") if job["attempts"] else None
+    return int(recorded or (job["retry"] or {}).get("attempts") or 0)
 
 
 def explain_state(job: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from timebell.client.validation import parse_uuid
 from timebell.dashboard.api_client import quote_segment
 from timebell.dashboard.dead_letters import CANCEL_FIELDS, FILTER_FIELDS
 from timebell.dashboard.fields import to_problem
-from timebell.dashboard.job_timeline import explain_state, timeline_steps
+from timebell.dashboard.job_timeline import attempts_allowed, explain_state, timeline_steps
 from timebell.dashboard.rendering import format_json
 from timebell.dashboard.time_range import TimeRange, read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
@@ -30,11 +30,10 @@ from timebell.tenancy.roles import Role, require
 
 # Tabs of the list: label -> filter expression.
 TABS = {
-    "All": "", "Scheduled": "status:pending", "Retrying": "status:pending attempts:1", "Held": "held:true",
+    "All": "", "Scheduled": "status:pending", "Retrying": "status:retrying", "Held": "status:held",
     "Running": "status:running", "Failed": "status:failed", "Completed": "status:completed",
     "Skipped": "status:skipped", "Cancelled": "status:cancelled",
 }  # fmt: skip
-TAB_FILTERS = ("status:", "attempts:", "held:")
 # With these filters, an index has the failed jobs by the time of their failure.
 FAILED_FILTERS = {"status", "topic", "scheduleId", "from", "to"}
 LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minAttempts", "lag"}
@@ -42,7 +41,7 @@ LAG_FILTERS = {"status", "topic", "ownerId", "scheduleId", "key", "queue", "minA
 FILTER_PARAMETERS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
     "attempts": "minAttempts", "lag": "lag", "from": "from", "to": "to", "correlation": "correlationId",
-    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error", "held": "held",
+    "request": "clientRequestId", "metadata": "metadata", "payload": "payload", "error": "error",
 }  # fmt: skip
 FILTER_COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
 routes = APIRouter(route_class=PageRoute)
@@ -85,10 +84,10 @@ async def jobs(view: CurrentView, q: str = "", sort: str = "", cursor: str = "")
     return view.render(
         "jobs", 200 if problem is None else status, page=page, schedule_names=names, q=q, problem=problem,
         time_range=time_range, tabs=TABS, counts=view.overview_cache.counts(tenant_id),
-        current_tab=" ".join(word for word in words if word.startswith(TAB_FILTERS)),
-        other_filters=" ".join(word for word in words if not word.startswith(TAB_FILTERS)),
-        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, explain_state=explain_state, sort=sort,
-        time_order=time_order, cursor=cursor,
+        current_tab=" ".join(word for word in words if word.startswith("status:")),
+        other_filters=" ".join(word for word in words if not word.startswith("status:")),
+        filter_names=FILTER_PARAMETERS, is_lag_search=is_lag_search, explain_state=explain_state,
+        attempts_allowed=attempts_allowed, sort=sort, time_order=time_order, cursor=cursor,
         matching_action=_matching_action(filters) if page["nextCursor"] or cursor else None,
     )  # fmt: skip
 

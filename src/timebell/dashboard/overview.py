@@ -44,12 +44,13 @@ async def overview(view: CurrentView, days: str = "") -> Response:
     cache = view.overview_cache
     tiles = await cache.tiles(view.caller.tenant_id)
     shows_week = days == "7"
-    timelines = await cache.week(view.caller.tenant_id) if shows_week else tiles.upcoming.timelines
+    timelines = await cache.week(view.caller.tenant_id) if shows_week else tiles.upcoming.charted
     return view.render(
         "overview", tiles=tiles, headline=_headline(view, tiles), shows_week=shows_week, timelines=timelines,
         ticks=axis_ticks(view, shows_week), notices=_notices(view, tiles),
         missed_ids={item.id for item in tiles.signals.missed},
         failing_topics={item.name for item in tiles.signals.dead_lately},
+        day_ago=format_utc(view.now - timedelta(days=1)),
     )  # fmt: skip
 
 

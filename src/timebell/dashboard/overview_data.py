@@ -55,20 +55,30 @@ class Upcoming:
     """Upcoming runs of a tenant.
 
     `burst` is the minute with the most runs within the next hour, and their number. `next_hour_histogram` counts runs
-    in spans of two minutes. `is_complete` is false if counting stopped at a limit. `timelines` has the soonest
-    schedules, those that run less than DENSE_FIRES times first; `hidden` is the number of the others.
+    in spans of two minutes. `is_complete` is false if counting stopped at a limit. `timelines` has the schedules, those
+    that run less than DENSE_FIRES times first, each by time.
     """
 
     timelines: list[ScheduleTimeline]
-    hidden: int
     next_hour_count: int
     is_complete: bool
     burst: tuple[datetime, int] | None
     next_hour_histogram: list[float]
 
-    def next_fire_after(self, now: datetime) -> datetime | None:
-        """Return the next run after `now` among the timelines."""
-        return min((at for timeline in self.timelines for at in timeline.fires if at > now), default=None)
+    @property
+    def charted(self) -> list[ScheduleTimeline]:
+        """The timelines that are drawn."""
+        return self.timelines[:MAX_TIMELINES]
+
+    @property
+    def hidden(self) -> int:
+        """Number of timelines that are not drawn."""
+        return max(0, len(self.timelines) - MAX_TIMELINES)
+
+    def next_fires_after(self, now: datetime) -> list[datetime]:
+        """Return the next run of each schedule after `now`."""
+        positions = [(timeline.fires, bisect_right(timeline.fires, now)) for timeline in self.timelines]
+        return [fires[position] for fires, position in positions if position < len(fires)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,13 @@ class Tiles:
     lags: list[float]
     rates: list[float]
     is_stale: bool = False
+
+    @property
+    def next_run(self) -> datetime | None:
+        """The earliest due time after `read_at`, of a schedule or of a pending job."""
+        due_at = self.signals.next_due_at
+        jobs = [due_at] if due_at is not None and due_at > self.read_at else []
+        return min([*self.upcoming.next_fires_after(self.read_at), *jobs], default=None)
 
     @property
     def missed(self) -> int:
@@ -336,15 +353,9 @@ def _build_upcoming(schedules: Sequence[Schedule], due: int, now: datetime) -> U
         if remaining < 0:
             break
     burst = max(fires_by_minute.items(), key=lambda item: item[1], default=None)
-    shown = sorted(timelines, key=lambda timeline: timeline.is_dense)[:MAX_TIMELINES]  # stable: soonest first
-    return Upcoming(
-        shown,
-        len(timelines) - len(shown),
-        next_hour_count,
-        is_complete,
-        burst,
-        _fires_per_two_minutes(fires_by_minute, now),
-    )
+    timelines.sort(key=lambda timeline: timeline.is_dense)  # stable: soonest first
+    histogram = _fires_per_two_minutes(fires_by_minute, now)
+    return Upcoming(timelines, next_hour_count, is_complete, burst, histogram)
 
 
 def _fires_per_two_minutes(fires_by_minute: Counter[datetime], now: datetime) -> list[float]:

@@ -214,9 +214,14 @@ class TimeFormatter:
         """Format with weekday, date, minutes and zone or offset; with the year unless it is the current one."""
         at = self.local(instant, own_zone)
         year = f" {at.year}" if self.now is None or at.year != self.now.year else ""
-        abbreviation = at.strftime("%Z")
-        zone_text = f"UTC{abbreviation}" if abbreviation[:1] in "+-" else abbreviation
-        return f"{at:%a %d %b}{year}, {at:%H:%M} {zone_text}"
+        return f"{at:%a %d %b}{year}, {at:%H:%M} {_zone_or_offset(at)}"
+
+    def brief(self, instant: str | datetime, own_zone: str | None = None) -> str:
+        """Format with minutes and zone or offset; with the date unless it is the current one there."""
+        at = self.local(instant, own_zone)
+        if self.now is not None and at.date() == self.local(self.now, own_zone).date():
+            return f"{at:%H:%M} {_zone_or_offset(at)}"
+        return self.short(instant, own_zone).split(" ", 1)[1]
 
     def zone_label(self, instant: str | datetime, own_zone: str | None = None) -> str:
         """Return the zone abbreviation; with the zone name if the abbreviation is only an offset (`+03`)."""
@@ -233,6 +238,11 @@ class TimeFormatter:
     def iso(instant: str | datetime) -> str:
         """Format in UTC as ISO 8601, for machines."""
         return f"{to_datetime(instant).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def _zone_or_offset(at: datetime) -> str:
+    abbreviation = at.strftime("%Z")
+    return f"UTC{abbreviation}" if abbreviation[:1] in "+-" else abbreviation
 
 
 def to_datetime(instant: str | datetime) -> datetime:

@@ -15,6 +15,7 @@ from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.durations import parse_duration
 from timebell.errors import InvalidInput
 from timebell.recurrence.zone_names import accepted_names as zone_names
+from timebell.store.jobs import waiting
 
 RECURRENCE_KINDS = ("cron", "interval", "rrule", "dates", "recurrence")
 RECURRENCE_FIELDS = {
@@ -25,9 +26,10 @@ TEXT_FIELDS = ("description", "timezone", "topic", "queue", "calendar", "roll", 
 # Fields of the form that also exist on a job.
 TEST_JOB_FIELDS = ("topic", "timezone", "payload", "target", "queue", "priority", "maxRetries", "timeoutSeconds")
 EMPTY_FORM = {
-    "kind": "cron", "when": "30 2 * * *", "timezone": "", "name": "", "topic": "", "payload": "null",
+    "kind": "cron", "when": "30 2 * * *", "timezone": "", "name": "", "topic": "", "payload": "",
     "overlapPolicy": "skip", "catchUp": "latest",
 }  # fmt: skip
+MAX_SUGGESTED_TOPICS = 500
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -116,9 +118,11 @@ async def _render_form(
 ) -> Response:  # fmt: skip
     preview = await _build_preview(view, form)
     targets = await view.get("/targets", limit=200)
+    handled = await view.app.store.run(waiting.list_handled, view.caller.tenant_id)
     return view.render(
         "schedule_form", status, form={**EMPTY_FORM, **form}, problem=problem, schedule=schedule, conflicts=conflicts,
         preview=preview, zones=sorted(zone_names()),
+        topics=sorted(topic for topic in handled.exact if not topic.startswith("@"))[:MAX_SUGGESTED_TOPICS],
         targets=[(target["name"], target["name"]) for target in targets["items"]],
     )  # fmt: skip
 
@@ -188,7 +192,8 @@ def to_form(body: Mapping[str, Any]) -> dict[str, str]:
     }
     target = body.get("target")
     form |= {
-        "kind": kind, "when": when, "payload": json.dumps(body.get("payload"), ensure_ascii=False, indent=1),
+        "kind": kind, "when": when,
+        "payload": "" if body.get("payload") is None else json.dumps(body["payload"], ensure_ascii=False, indent=1),
         "overlapPolicy": body.get("overlapPolicy", ""), "catchUp": catch_up.get("policy", ""),
         "catchUpWindow": format_value(catch_up.get("window", "")),
         "catchUpLimit": format_value(catch_up.get("limit", "")),

@@ -8,9 +8,12 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from timebell.api.schemas import format_utc
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.time_range import read_time_range
+from timebell.dashboard.fields import to_problem
+from timebell.dashboard.time_range import parse_local, read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute
+from timebell.errors import InvalidInput
 from timebell.store.schedules import queries
 
 RECENT_RUNS = 28
@@ -122,7 +125,14 @@ async def backfill(id: str, view: CurrentView) -> Response:
     path, is_confirmed = f"/schedules/{quote_segment(id)}", "sure" in view.form
     record = await view.get(path)
     fields = {name: view.form.get(name, "").strip() for name in ("from", "to", "overlapPolicy")}
-    body = {name: text for name, text in fields.items() if text} | {"dryRun": not is_confirmed}
+    body: dict[str, Any] = {name: text for name, text in fields.items() if text} | {"dryRun": not is_confirmed}
+    try:
+        for name in ("from", "to"):
+            body[name] = format_utc(parse_local(fields[name], record["timezone"], name))
+    except InvalidInput as error:
+        return view.render(
+            "backfill", 400, schedule=record, dry_run=None, problem=to_problem(error), fields=fields
+        )  # fmt: skip
     response = await view.call_api("POST", f"{path}/backfill", body)
     if response.is_error:
         return view.render("backfill", 400, schedule=record, dry_run=None, problem=response.body, fields=fields)
@@ -151,6 +161,8 @@ def health(record: Mapping[str, Any]) -> tuple[str, str]:
         return "bad", "Errored"
     if not record["enabled"]:
         return "paused", "Paused"
+    if record.get("warnings"):
+        return "bad", "Unhandled"
     if last == "failed":
         return "bad", "Failing"
     if last in ("missed", "expired"):

@@ -10,7 +10,7 @@ import orjson
 from timebell.engine.node import Node
 from timebell.errors import InvalidPayload
 from timebell.model import decide
-from timebell.model.attempts import finalize_completion
+from timebell.model.attempts import describe_error, finalize_completion
 from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode, encode
 from timebell.targets.base import Outcome
@@ -102,7 +102,7 @@ class Completions:
         level, word = STATE_LOGGING.get(completion.state, (logging.DEBUG, "ended"))
         if not log.isEnabledFor(level):
             return
-        error = "" if completion.error is None else f": {completion.code}: {completion.error}"
+        error = "" if completion.error is None else f": {describe_error(completion.code, completion.error)}"
         lag, revision = attempt.started_at - attempt.run_at, self.node.cached_revision(attempt)
         fields = {
             "event": f"job.{word}", "job_id": attempt.id, "schedule": revision.name if revision else None,

@@ -39,6 +39,13 @@ def first_start(run_at: datetime, started_at: datetime, errors_prefix: str | Non
     return datetime.fromisoformat(match[1]), datetime.fromisoformat(match[2])
 
 
+def describe_error(code: str | None, error: str | None) -> str:
+    """Return an error with its code, which the texts of exceptions already begin with."""
+    if not code or not error:
+        return error or code or ""
+    return error if error.startswith(code) else f"{code}: {error}"
+
+
 def last_progress(number: int, records: list[AttemptRecord], stored: str | None) -> Progress | None:
     """Return the last progress of attempt `number`: from its record, or from the row (`stored`) while it runs."""
     if records and records[-1].get("attempt") == number and (reported := records[-1].get("reportedProgress")):
@@ -143,6 +150,8 @@ def _attempt_record(attempt: Attempt, completion: Completion, node_id: str) -> A
         record["reportedProgress"] = attempt.progress.to_json()
     if completion.traceback is not None:
         record["traceback"] = sanitize_text(completion.traceback, MAX_TRACEBACK_LENGTH)
+    if completion.attempts_allowed is not None:
+        record["attemptsAllowed"] = completion.attempts_allowed
     if completion.progress is not None:
         record["progress"] = completion.progress
     if completion.state is JobState.PENDING:

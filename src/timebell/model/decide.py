@@ -309,11 +309,12 @@ def complete_after_failure(
             job_id, attempt, JobState.PENDING, at, run_at=later, error=error, code=code, uses_attempt=False
         )
     if not retryable or attempts_used + 1 >= retry.attempts:
-        return Completion(job_id, attempt, JobState.FAILED, at, error=error, code=code)
+        return Completion(job_id, attempt, JobState.FAILED, at, error=error, code=code, attempts_allowed=retry.attempts)
     pause = max(retry.pause_seconds(attempts_used + 1, fraction), min(retry_after or 0.0, 86_400.0))
     return Completion(
-        job_id, attempt, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code
-    )
+        job_id, attempt, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code,
+        attempts_allowed=retry.attempts,
+    )  # fmt: skip
 
 
 def complete_stopped(job_id: str, attempt: int, at: datetime, cause: Hold) -> Completion:

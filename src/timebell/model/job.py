@@ -47,7 +47,11 @@ STATE_WORDS: dict[str, tuple[JobState, ...]] = {
     "processing": (JobState.RUNNING, JobState.DISPATCHED),
     "success": (JobState.COMPLETED,),
     "failure": (JobState.FAILED,),
+    "retrying": (JobState.PENDING,),
+    "held": (JobState.PENDING,),
 }
+NARROW_STATE_WORDS = ("retrying", "held")
+"""Aliases that match only a part of the jobs in their state."""
 
 
 class Kind(StrEnum):
@@ -361,3 +365,5 @@ class Completion:
     """The attempt record of a delivery to a target outside Python."""
     traceback: str | None = None
     """The masked traceback of a failed handler."""
+    attempts_allowed: int | None = None
+    """The limit of the retry policy, of an attempt that failed and used one."""

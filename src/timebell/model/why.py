@@ -445,7 +445,8 @@ def _format_duration(duration: timedelta) -> str:
 
 
 def _format(at: datetime) -> str:
-    return format_instant(at)
+    """Format with milliseconds; a sentence needs no more."""
+    return format_instant(at.replace(microsecond=at.microsecond // 1000 * 1000)).replace("000Z", "Z")
 
 
 def _format_optional(at: datetime | None) -> str | None:

@@ -476,6 +476,12 @@ def _build_events(delivery: Delivery, handlers: list[Handler], state: Any) -> li
 
 def check_pattern(pattern: str) -> str:
     """Return the pattern if it is a topic, `prefix.*` or `*`. Raises InvalidInput (INVALID_TOPIC)."""
+    if isinstance(pattern, str) and pattern.endswith(".") and _TOPIC.fullmatch(pattern[:-1]):
+        raise InvalidInput(
+            f"{pattern!r:.100} is not a topic.",
+            code="INVALID_TOPIC",
+            fix=f'Write "{pattern}*" for all topics below it.',
+        )
     if pattern != "*":
         check_topic(pattern.removesuffix(".*") if isinstance(pattern, str) else pattern)
     return pattern

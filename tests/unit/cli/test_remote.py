@@ -111,7 +111,7 @@ def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> No
     ))  # fmt: skip
     assert (created["maxRetries"], created["labels"], created["payload"]) == (5, {"team": "billing"}, {"a": 1})
     line = next(line for line in remote("schedule", "list").out.splitlines() if line.startswith("nightly"))
-    assert re.search(r"nightly +At 02:00 +America/New_York +in .+ E[SD]T +not run yet", line)
+    assert re.search(r"nightly +At 02:00 +America/New_York +in .+ E[SD]T +unhandled", line)
     output = remote("schedule", "show", "nightly").out
     assert "report.build" in output
     assert output.count("T02:00:00-0") == 5

@@ -8,7 +8,10 @@
 
   // The server formats times, so it needs the zone of this browser.
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  if (zone) document.cookie = `timebell-timezone=${zone}; path=/ui; max-age=31536000; samesite=lax`;
+  if (zone) {
+    document.cookie = `timebell-timezone=${zone}; path=/ui; max-age=31536000; samesite=lax`;
+    all("button[name=zone][hidden]").forEach((button) => { button.hidden = false; });
+  }
 
   const open = (dialog) => { if (dialog && !dialog.open) dialog.showModal(); };
   const palette = () => { open(one("#palette")); one("#palette input")?.focus(); };

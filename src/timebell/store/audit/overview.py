@@ -73,10 +73,12 @@ class TenantStatus:
     """Current status of a tenant.
 
     Counts stop at COUNT_LIMIT + 1. `ended`: the newest rows finished within the last hour, newest first.
+    `next_due_at`: the earliest due time of the pending jobs, which may be past.
     """
 
     ended: list[Row[Any]]
     counts: Mapping[str, int]
+    next_due_at: datetime | None
     dead: int
     dead_lately: list[AttentionItem]
     missed: list[AttentionItem]
@@ -111,6 +113,7 @@ def get_status(
     return TenantStatus(
         ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(MAX_FINISHED_ROWS)).all()),
         counts=_count_live(tx, tenant_id),
+        next_due_at=next((job.run_at for job in waiting.list_next_due(tx, tenant_id, None, 1, None)), None),
         dead=_count_up_to_limit(tx, select(f.id).where(f.tenant_id == tenant_id, IS_DEAD_LETTER)),
         dead_lately=_recent_dead_letters(tx, tenant_id, now), missed=_missed_schedules(tx, tenant_id, now),
         overdue=_overdue_schedules(tx, tenant_id, now - timedelta(seconds=grace)),

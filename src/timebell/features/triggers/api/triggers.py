@@ -28,6 +28,7 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
+from timebell.api.topic_warnings import warn_if_unhandled
 from timebell.client.job_fields import metadata_json, parse_metadata, parse_retry, target_json
 from timebell.errors import InvalidInput, NotFound
 from timebell.features.triggers.client.triggers import parse_rule
@@ -154,6 +155,7 @@ class TriggerOut(ResponseBody):
     created_at: Instant
     created_by: str | None
     updated_at: Instant
+    warnings: Annotated[list[str] | None, Field(description="Whether no running node handles the topic.")] = None
 
 
 class TriggerWritten(TriggerOut):
@@ -186,7 +188,8 @@ async def list_triggers(ctx: Context, limit: Limit = 50, cursor: Cursor = None) 
 async def get_trigger(name: Id, ctx: Context) -> Response:
     """Get a trigger."""
     trigger = await _find_trigger(ctx, name)
-    return json_response(render_trigger(trigger), headers={"ETag": etag(trigger)})
+    warnings = await warn_if_unhandled(ctx, trigger.action.topic, trigger.action.target)
+    return json_response({**render_trigger(trigger), "warnings": warnings}, headers={"ETag": etag(trigger)})
 
 
 @routes.get("/triggers/{name}/history", response_model=HistoryPage, **read_route())
@@ -268,7 +271,10 @@ async def _write_trigger(ctx: Context, name: str, body: TriggerPut, *, replace: 
         name, replace=replace, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
         **options, **labels,
     )  # fmt: skip
-    rendered = {**render_trigger(trigger), "scan": None if operation is None else render_operation(operation)}
+    rendered = {
+        **render_trigger(trigger), "scan": None if operation is None else render_operation(operation),
+        "warnings": await warn_if_unhandled(ctx, trigger.action.topic, trigger.action.target),
+    }  # fmt: skip
     is_new = operation is not None and trigger.revision == 1
     headers = {"ETag": etag(trigger)} | ({"Location": f"/api/v1/triggers/{trigger.name}"} if is_new else {})
     return json_response(rendered, 201 if is_new and not replace else 200, headers)
