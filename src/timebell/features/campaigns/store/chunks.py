@@ -40,6 +40,7 @@ SENDING, WAITING, DONE = "sending", "waiting", "done"
 HELD = "held"
 """The state of recipients that get no message, for comparison."""
 _DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state", "variant")
+_RESULT_COLUMNS = (*_DELIVERY_COLUMNS[:4], "code", "message_id", "sends", "unknown_sends")
 
 
 class ChunkTakenOver(Exception):
@@ -367,13 +368,11 @@ def _store_results(
     """
     if not results:
         return {}
-    changed = ("state", "code", "message_id")
-    tx.execute(tx.dialect.upsert(deliveries, replace=changed, add=("sends", "unknown_sends")), [
-        {"campaign_id": campaign_id, "recipient": result.recipient.id, "chunk": number, "state": result.state,
-         "code": result.code, "message_id": result.message_id, "sends": int(result.was_posted),
-         "unknown_sends": int(result.is_uncertain)}
+    tx.bulk_upsert(deliveries, _RESULT_COLUMNS, [
+        (campaign_id, result.recipient.id, number, result.state, result.code, result.message_id,
+         int(result.was_posted), int(result.is_uncertain))
         for result in results
-    ])  # fmt: skip
+    ], replace=("state", "code", "message_id"), add=("sends", "unknown_sends"))  # fmt: skip
     dead = [(result.recipient.id, result.recipient.token) for result in results if result.token_is_dead]
     device_rows.delete_dead(tx, tenant_id, dead)
     counts = Counter(result.state for result in results if result.state != SENDING)
