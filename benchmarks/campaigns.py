@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from benchmarks import campaign_ledger, campaign_people, machine, push
+from benchmarks import campaign_ledger, campaign_people, machine, performance, push, report
 from benchmarks.systems import Server
 from timebell import Timebell
 from timebell.features.campaigns.client.delivery_export import stream_deliveries
@@ -47,6 +47,22 @@ FILTERED_TIER = 2
 PROGRESS_INTERVAL_SECONDS = 5.0
 FORECAST_AFTER = timedelta(seconds=10)
 """When the expected end is compared with the real one."""
+TABLE_ROWS = {
+    "per_core": "messages per CPU second of the sender", "server_per_core": "messages per CPU second of PostgreSQL",
+    "per_s": "messages per second",
+    "mb": "memory of the sender, MB", "first_ms": "first message after the send time, ms",
+    "forecast_error": "error of the end expected after 10 s, share of the duration",
+    "import_first_per_s": "import, rows per second, first tenth",
+    "import_last_per_s": "import, rows per second, last tenth",
+    "import_per_core": "import, rows per CPU second of the node",
+    "import_server_per_core": "import, rows per CPU second of PostgreSQL",
+    "import_mb": "import, memory of the node, MB",
+    "ledger_recipients": "recipients", "ledger_received": "phones with the message",
+    "ledger_gone": "phones without the app, refused", "unknown": "results unknown after kills",
+    "ledger_unknown_received": "of these, phones with the message", "ledger_twice": "phones with the message twice",
+    "ledger_missing": "phones missed", "ledger_strangers": "messages to others",
+}  # fmt: skip
+"""Rows of the table on the performance page, by figure."""
 MAX_UNKNOWN_PER_KILL = MAX_SENDING_CHUNKS * POST_BATCH_SIZE
 MAX_LATENCY_MS = {"first_ms": 100.0, "completion_ms": 15.0}
 """Documented limits for a campaign without kills."""
@@ -61,6 +77,7 @@ def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--import", action="store_true", dest="imports", help="import the devices as CSV over HTTP")
     parser.add_argument("--stores", default="sqlite,postgres", type=lambda text: text.split(","))
     parser.add_argument("--peer-messages", type=int, default=0, help="messages by firebase-admin to the same server")
+    parser.add_argument("--folder", type=Path, help="store the results in this folder, for docs/performance.md")
     return parser.parse_args(argv)
 
 
@@ -310,15 +327,36 @@ def main(argv: Sequence[str]) -> int:
         raise SystemExit("The peer is not installed: pip install firebase-admin, or use --peer-messages 0.")
     facts = machine.describe()
     print(f"{facts['processor']}, {facts['cores']} cores, load {os.getloadavg()[0]:.1f}")
-    wrong = False
+    results: dict[str, dict[str, Any]] = {}
     for store in args.stores:
         with tempfile.TemporaryDirectory() as folder:
             if store == "sqlite":
                 figures = asyncio.run(_measure(f"sqlite:///{folder}/campaign.db", Path(folder), args))
             else:
                 figures = asyncio.run(_measure_on_postgres(Path(folder), args))
-        wrong = wrong or figures["wrong"] or figures["ledger_wrong"]
+        results[store] = figures
         print(f"campaigns on {store}")
         for name, value in figures.items():
             print(f"    {name:32} {value:,.3f}" if isinstance(value, float) else f"    {name:32} {value}", flush=True)
-    return 1 if wrong else 0
+    if args.folder:
+        kind = "-kills" if args.kills else "-local" if args.local_time else ""
+        performance.save_long_run(args.folder, f"campaigns{kind}", [_describe(args)], [_table(results)])
+    return 1 if any(figures["wrong"] or figures["ledger_wrong"] for figures in results.values()) else 0
+
+
+def _describe(args: argparse.Namespace) -> str:
+    zones = ", zone by zone" if args.local_time else ""
+    kills = f"; the node is killed {args.kills} times" if args.kills else ""
+    return f"{_count_recipients(args):,} recipients of {args.devices:,} devices{zones}{kills}"
+
+
+def _table(results: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of TABLE_ROWS, a column for each store, and one for the peer if it was measured."""
+    columns = [*results.values()]
+    peers = [figures for figures in columns if "peer_per_core" in figures][-1:]
+    rows = [["", *results, *("firebase-admin" for _ in peers)]]
+    for name, label in TABLE_ROWS.items():
+        values = [figures.get(name) for figures in columns] + [figures.get(f"peer_{name}") for figures in peers]
+        if any(value is not None for value in values):
+            rows.append([label, *("" if value is None else report.format_number(value) for value in values)])
+    return rows
