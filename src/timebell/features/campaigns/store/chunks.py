@@ -399,6 +399,8 @@ def _finish_chunk(tx: Transaction, campaign: Campaign, number: int, now: datetim
         rows.enqueue_next_or_complete(tx, campaign, now)
     elif campaign.state is CampaignState.STOPPED:
         campaign.ended_at = now
+        if not campaign.open_chunks:
+            rows.enqueue_recipient_count(tx, campaign, now)
 
 
 def _by_number(campaign_id: str, number: int) -> Any:
