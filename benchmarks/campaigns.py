@@ -28,6 +28,7 @@ from zoneinfo import ZoneInfo
 from benchmarks import campaign_ledger, campaign_people, machine, performance, push, report
 from benchmarks.systems import Server
 from timebell import Timebell
+from timebell.errors import StoreUnreachable
 from timebell.features.campaigns.client.delivery_export import stream_deliveries
 from timebell.features.campaigns.engine.chunk_target import MAX_SENDING_CHUNKS
 from timebell.features.campaigns.model.campaign_plan import Campaign
@@ -197,7 +198,10 @@ async def _wait_for_end(
     """Return the ended campaign, and the end that was forecast after FORECAST_AFTER_SECONDS."""
     expected, progress_at, forecast = _count_recipients(args), time.monotonic(), None
     while True:
-        campaign = await app.campaigns.get(id_)
+        try:
+            campaign = await app.campaigns.get(id_)
+        except StoreUnreachable:  # on SQLite, while the sender counts the recipients of a large campaign
+            continue
         if campaign.ended_at is not None:
             return campaign, forecast
         now, done = app.clock.now(), campaign.accepted + campaign.refused + campaign.unknown
