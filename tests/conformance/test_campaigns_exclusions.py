@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
 import pytest
 
 from timebell.errors import Conflict
 from timebell.features.campaigns.model.campaign_plan import CampaignPlan
 from timebell.features.campaigns.store import campaigns, devices
+from timebell.store.transaction import Transaction
 
 from .test_campaigns import S, Sender, due_at, sender
 
@@ -83,6 +85,25 @@ def test_the_numbers_always_add_up(sender: Sender, options: dict[str, object], s
     left_out = sum(found.excluded.get(reason, 0) for reason in ("quiet", "expired", "stopped"))
     assert found.opened + left_out == found.expected
     assert bool(found.excluded.get("stopped")) is stops
+
+
+def test_a_device_that_is_deleted_during_the_count_is_counted_once(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(10)))
+    id_ = sender.make(chunkSize=5)
+    opened, _ = sender.open(id_)
+    dead = opened.recipients[0]
+    count = devices.count_by_reason
+
+    def count_then_delete(tx: Transaction, *args: Any, **options: Any) -> Any:
+        counted = count(tx, *args, **options)
+        devices.delete_dead(tx, "default", [(dead.id, dead.token)])  # as another transaction does on a server
+        return counted
+
+    monkeypatch.setattr(devices, "count_by_reason", count_then_delete)
+    sender.run(campaigns.count_recipients, id_)
+    assert (sender.get(id_).registered, sender.get(id_).expected) == (10, 10)
 
 
 def test_a_device_that_meets_all_filters_is_not_excluded(sender: Sender) -> None:

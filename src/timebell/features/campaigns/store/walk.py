@@ -213,14 +213,14 @@ def count_registered(
 ) -> tuple[int, int, dict[str, int]]:  # fmt: skip
     """Return the numbers of devices registered at the start, of recipients, and of excluded devices by reason.
 
-    An estimate during the walk. Recipients whose device was deleted since are included.
+    An estimate during the walk. Recipients whose device was deleted since are included. They are counted first, so that
+    a device that is deleted between the two queries is not counted in both.
     """
-    registered = devices.c.created_at <= campaign.cutoff
-    counts = device_rows.count_by_reason(tx, campaign, registered)
     device_exists = select(devices.c.id).where(devices.c.id == deliveries.c.recipient).exists()
     removed = tx.execute(
         select(func.count()).where(deliveries.c.campaign_id == campaign.id, ~device_exists)
     ).scalar_one()
+    counts = device_rows.count_by_reason(tx, campaign, devices.c.created_at <= campaign.cutoff)
     excluded = {reason.value: count for (reason, _), count in counts.items() if reason is not None}
     expected = sum(count for (reason, _), count in counts.items() if reason is None) + removed
     return sum(excluded.values()) + expected, expected, excluded
