@@ -26,7 +26,8 @@ CHART_TITLES = {
 }  # fmt: skip
 LONG_RUNS = {
     "plans": "Ten million pending jobs", "soak-postgres": "A soak on PostgreSQL", "soak-sqlite": "A soak on SQLite",
-    "pinned": "A pinned snapshot",
+    "pinned": "A pinned snapshot", "campaigns": "Campaigns", "campaigns-local": "Campaigns by local time",
+    "campaigns-kills": "A campaign whose node is killed",
 }  # fmt: skip
 """Other stored results: heading by file name."""
 

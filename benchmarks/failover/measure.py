@@ -31,6 +31,7 @@ from benchmarks.failover.node import SECRET_KEY, read_starts, start_node
 from benchmarks.failover.observation import Observation
 from timebell import JobSpec, Timebell
 from timebell.clock import system_now
+from timebell.features import FEATURES
 from timebell.store.cluster.rewinds import list_rewinds
 from timebell.store.open import open_store, upgrade
 

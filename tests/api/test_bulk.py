@@ -125,7 +125,7 @@ async def test_lines_split_between_body_chunks_are_joined(make: Make) -> None:
         assert counted(await send(web, pieces())) == (40, 0, 0)
 
 
-async def send_and_disconnect(web: Web, *parts: bytes) -> None:
+async def send_and_disconnect(web: Web, *parts: bytes, path: str = "/api/v1/jobs/bulk") -> None:
     """Send these parts of a request body, then disconnect."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.disconnect"})
@@ -139,7 +139,7 @@ async def send_and_disconnect(web: Web, *parts: bytes) -> None:
     await web.site(
         {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": "/api/v1/jobs/bulk", "raw_path": b"/api/v1/jobs/bulk", "query_string": b"", "root_path": "",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
             "headers": [(b"host", b"127.0.0.1:8700"), (b"content-type", b"application/x-ndjson")],
             "client": ("127.0.0.1", 50_000), "server": ("127.0.0.1", 8700),
         },
@@ -155,6 +155,16 @@ async def test_a_disconnected_client_leaves_a_failed_operation(make: Make) -> No
         assert (found["state"], found["progress"]["done"]) == ("failed", 2)
         assert "line 2" in found["errors"][-1]["detail"]
         assert counted(await send(web, whole)) == (1, 2, 0)
+
+
+async def test_a_disconnected_import_of_devices_has_stored_what_it_reports(make: Make) -> None:
+    async with make() as web:
+        whole = ndjson(*({"token": f"phone-number-{n:05}"} for n in range(2500)))  # more than two batches
+        await send_and_disconnect(web, whole[:50_000], whole[50_000:-5], path="/api/v1/devices/bulk")
+        (found,) = (await web.get("/operations")).json()["items"]
+        assert (found["state"], found["progress"]["done"]) == ("failed", 2499)
+        assert "up to line 2499" in found["errors"][-1]["detail"]
+        assert await web.app.devices.count() == 2499
 
 
 async def test_an_idle_client_times_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

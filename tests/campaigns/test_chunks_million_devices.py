@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.campaigns import COLUMNS, _records
+from benchmarks.campaign_people import COLUMNS, device_records
 from timebell import Timebell
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
@@ -33,7 +33,7 @@ def test_a_campaign_reaches_each_of_a_million_devices_once(store_url: str) -> No
         for at in range(0, MILLION, 50_000):
 
             def load(tx: Transaction, at: int = at) -> None:
-                tx.bulk_insert(table.name, COLUMNS, _records(tx, at, at + 50_000, now))
+                tx.bulk_insert(table.name, COLUMNS, device_records(tx, at, at + 50_000, now))
 
             await store.run(load)
         now += timedelta(seconds=1)

@@ -38,7 +38,9 @@ def send_in_batches(sender: Sender, id_: str, opened: OpenedChunk, attempt: int,
     for start in range(0, len(opened.recipients), BATCH):
         batch = opened.recipients[start : start + BATCH]
         if start:
-            sender.run(chunks.record_posted, id_, opened.number, attempt, results, batch[-1].id)
+            sender.run(
+                chunks.record_posted, id_, opened.number, attempt, results, batch[-1].id, tenant_id="default"
+            )  # fmt: skip
         results = []
         for recipient in batch:
             step()
@@ -62,7 +64,8 @@ def test_a_crash_at_any_point_leaves_at_most_a_batch_unknown(sender: Sender, unk
             send_in_batches(sender, id_, opened, attempt, [point])
         again, _ = sender.open(id_, 2, job)
         with pytest.raises(ChunkTakenOver):  # the first node was only frozen
-            sender.run(chunks.record_posted, id_, opened.number, attempt, [], opened.recipients[-1].id)
+            last = opened.recipients[-1].id
+            sender.run(chunks.record_posted, id_, opened.number, attempt, [], last, tenant_id="default")
         if again.recipients:
             send_in_batches(sender, id_, again, 2, [100])
         sender.send_all(id_)
@@ -76,6 +79,20 @@ def test_a_crash_at_any_point_leaves_at_most_a_batch_unknown(sender: Sender, unk
         else:
             assert (len(sender.phones), found.unknown) == (10, 0)
             assert sum(sender.phones.values()) - 10 <= found.possible_duplicates <= BATCH
+
+
+def test_devices_with_dead_tokens_are_removed_with_their_batch(sender: Sender) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(2 * BATCH)))
+    id_ = sender.make(chunkSize=2 * BATCH)
+    opened, job = sender.open(id_)
+    dead, *others = opened.recipients[:BATCH]
+    results = [DeliveryResult(dead, "refused", "UNREGISTERED", token_is_dead=True)]
+    results += [DeliveryResult(each, "accepted", None, "m") for each in others]
+    last = opened.recipients[-1].id
+    sender.run(chunks.record_posted, id_, opened.number, 1, results, last, tenant_id="default")
+    sender.open(id_, 2, job)  # the node died while it sent the second batch
+    tokens = {device.token for device in sender.list_devices()}
+    assert tokens == {each.token for each in opened.recipients} - {dead.token}
 
 
 def test_attempts_and_possible_duplicates_are_counted_and_never_overwritten(sender: Sender) -> None:

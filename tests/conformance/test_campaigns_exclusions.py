@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from random import Random
+from typing import Any
 
 import pytest
 
 from timebell.errors import Conflict
 from timebell.features.campaigns.model.campaign_plan import CampaignPlan
 from timebell.features.campaigns.store import campaigns, devices
+from timebell.store.transaction import Transaction
 
-from .test_campaigns import S, Sender, sender
+from .test_campaigns import S, Sender, due_at, sender
 
 __all__ = ["sender"]
 
@@ -32,6 +35,75 @@ def test_every_device_is_sent_to_or_excluded_for_one_reason(sender: Sender) -> N
     sender.run(campaigns.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
     sender.send_all(id_)
     assert sender.get(id_).excluded == found.excluded  # a retry does not count exclusions again
+
+
+OPTIONS = (
+    {"filters": {"pushOnOff": "Y", "platform": "ios"}, "holdOut": 0.2},
+    {"filters": {"marketingOnOff": "Y"}, "quietHours": {"start": "21:00", "end": "08:00", "then": "skip"}},
+    {"localTime": "2027-03-02T09:00", "expiresAt": "2027-03-02T10:00:00Z", "filters": {"onePerUser": True}},
+)
+ZONES = ("Asia/Seoul", "Europe/Berlin", "America/New_York", None)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_numbers_always_add_up(sender: Sender, options: dict[str, object], stops: bool) -> None:
+    random = Random(f"{options} {stops}")
+    sender.now = datetime(2027, 3, 1, 23, tzinfo=UTC)
+
+    def change(token: str) -> None:
+        sender.register(
+            token, platform=random.choice(("ios", "android")), push_on=random.random() < 0.8,
+            marketing_on=random.choice((True, True, False)), timezone=random.choice(ZONES),
+            user_id=f"user-{random.randrange(25)}",
+        )  # fmt: skip
+
+    tokens = [f"phone-{n:04}" for n in range(50)]
+    for token in tokens:
+        change(token)
+    id_ = sender.make(**options)
+    steps, at_start = 0, 0
+    while (found := sender.get(id_)).ended_at is None:
+        if found.job_id is not None:
+            sender.now = max(sender.now, sender.run(due_at, found.job_id))
+        opened, _ = sender.open(id_)
+        sender.run(campaigns.count_recipients, id_)
+        at_start = at_start or sender.get(id_).registered or 0
+        if opened.recipients:
+            steps += 1
+            if stops and steps == 2:  # while a chunk is open
+                sender.run(campaigns.stop_campaign, "default", id_, "enough", sender.now)
+            sender.close(id_, opened, sender.send(opened))
+        for token in random.sample(tokens, 4):
+            change(token)
+        sender.delete(random.choice(tokens))
+        sender.now += S
+    sender.run(campaigns.count_recipients, id_)  # the job that a stop inserts
+    found = sender.get(id_)
+    assert found.state == ("stopped" if stops else "completed")
+    assert found.opened + sum(found.excluded.values()) == found.registered == at_start
+    left_out = sum(found.excluded.get(reason, 0) for reason in ("quiet", "expired", "stopped"))
+    assert found.opened + left_out == found.expected
+    assert bool(found.excluded.get("stopped")) is stops
+
+
+def test_a_device_that_is_deleted_during_the_count_is_counted_once(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(10)))
+    id_ = sender.make(chunkSize=5)
+    opened, _ = sender.open(id_)
+    dead = opened.recipients[0]
+    count = devices.count_by_reason
+
+    def count_then_delete(tx: Transaction, *args: Any, **options: Any) -> Any:
+        counted = count(tx, *args, **options)
+        devices.delete_dead(tx, "default", [(dead.id, dead.token)])  # as another transaction does on a server
+        return counted
+
+    monkeypatch.setattr(devices, "count_by_reason", count_then_delete)
+    sender.run(campaigns.count_recipients, id_)
+    assert (sender.get(id_).registered, sender.get(id_).expected) == (10, 10)
 
 
 def test_a_device_that_meets_all_filters_is_not_excluded(sender: Sender) -> None:

@@ -395,6 +395,7 @@ def test_each_operation_has_a_limit() -> None:
         "from_db",
         "insert_ignoring_duplicates",
         "upsert",
+        "on_conflict",
         "json_text",
         "match_keys",
         "terminate_stalled_sessions",

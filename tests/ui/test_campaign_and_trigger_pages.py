@@ -65,6 +65,7 @@ async def test_the_campaign_page_manages_a_campaign_and_shows_its_progress(
         assert "20 of 40 devices will not receive it" in plain_text((await browser.get(f"{page}/stop")).text)
         await browser.submit(f"{page}/stop", f"{page}/stop", reason="enough")
         await wait_for_text("Stopped: enough")
+        await wait_for_text("Left out 20 devices, with 20 sent to: all 40 registered 20 not reached before the stop")
         accepted = (await browser.get(f"{page}/people?state=accepted")).text
         remaining = (await browser.get(f"{page}/people?state=remaining")).text
         assert accepted.count("Accepted</span>") == 20

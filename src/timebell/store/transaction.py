@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Executable, text
+from sqlalchemy import Connection, Executable, Table, text
 from sqlalchemy.engine import CursorResult
 
 from timebell.store.dialects.operations import Operations
@@ -72,6 +72,15 @@ class Transaction(Protocol):
         """Insert many records in the fastest way of the database; instants are converted by `Dialect.to_db`.
 
         `constants` are additional columns with the same value in all rows.
+        """
+
+    def bulk_upsert(
+        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
+        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """Insert many records with different keys, or update the rows that have these keys; see `Operations.upsert`.
+
+        Instants are converted by `Dialect.to_db`.
         """
 
     def notify(self, subject: str) -> None:
@@ -133,6 +142,16 @@ class SqlTransaction:
         values = ", ".join(f":{column}" for column in (*columns, *constants))
         rows = [{**dict(zip(columns, record, strict=True)), **constants} for record in records]
         self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), rows)  # noqa: S608
+
+    def bulk_upsert(
+        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
+        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.steps()
+        values = ", ".join(f":{column}" for column in columns)
+        update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
+        statement = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES ({values}) {update}"  # noqa: S608
+        self.connection.execute(text(statement), [dict(zip(columns, record, strict=True)) for record in records])
 
     def notify(self, subject: str) -> None:
         self.subjects |= {subject}

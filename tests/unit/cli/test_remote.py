@@ -526,6 +526,8 @@ def test_campaign_is_created_shown_and_managed(remote: Cli) -> None:
     assert '"title": "Hello"' in remote("campaign", "preview", created["id"]).out
     output = as_json(remote("campaign", "preview", created["id"], "-o", "json"))
     assert (output["request"]["message"]["notification"], output["timetable"]["zones"]) == ({"title": "Hello"}, [])
+    assert remote("campaign", "preview", created["id"], "--variant", "B").code == 2  # the message has no variants
+    assert remote("campaign", "preview", created["id"], "--user", "nobody").code == 3
     assert remote("campaign", "pause", created["id"]).code == 5  # the campaign has not started
     assert as_json(remote("campaign", "stop", created["id"], "-y", "--reason", "no", "-o", "json"))["reason"] == "no"
     assert remote("campaign", "status", created["id"], "--watch").code == 1

@@ -264,6 +264,11 @@ class Operations(
         The statement is cached, because building it takes longer than executing it: pass the rows to `execute`.
         """
 
+    def on_conflict(
+        self, table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> str:  # fmt: skip
+        """Return the clause of an INSERT that does the same as `upsert`, as SQL; cached."""
+
     def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
         """Restrict a query to rows whose text column has one of many values, found by an index of the column."""
 

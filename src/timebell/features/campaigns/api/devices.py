@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import zlib
-from collections.abc import AsyncGenerator
 from datetime import date
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
-from starlette.requests import ClientDisconnect
 
-from timebell.api.bulk import BODY_IDLE_TIMEOUT_SECONDS, NDJSON_MEDIA_TYPES, read_batches
+from timebell.api.bulk import NDJSON_MEDIA_TYPES
 from timebell.api.operations import OperationOut, new_operation, render_operation
 from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, read_route, write_audit_record
 from timebell.api.schemas import (
@@ -29,31 +25,18 @@ from timebell.api.schemas import (
     json_response,
     page_response,
 )
-from timebell.client.job_lines import Line
-from timebell.errors import InvalidInput, TimebellError
-from timebell.features.campaigns.client import devices as device_client
+from timebell.features.campaigns.api.device_import import DeviceImport, GunzippedRequest, parse_device_fields
 from timebell.features.campaigns.model.device import Device
-from timebell.features.campaigns.model.device_import import (
-    Column,
-    RecordReader,
-    parse_csv_record,
-    parse_header,
-    parse_json_record,
-    rename_fields,
-)
 from timebell.features.campaigns.store import devices as rows
-from timebell.model.operation import Operation, OperationKind, OperationState, StepResult
+from timebell.model.operation import OperationKind
 from timebell.model.payload import read_json
 from timebell.store.cluster import operations
-from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=ApiRoute, tags=["devices"])
 IMPORT_ACTION = "devices.import"
 Token = Annotated[str, Field(min_length=1, max_length=4096)]
 Consent = Annotated[bool | str | None, Field(description='true, false, "Y" or "N".')]
-MAX_UNPACKED_BYTES = 1_000_000
-"""Decompressed at once from a compressed body."""
 
 
 class DeviceIn(RequestBody):
@@ -134,7 +117,7 @@ def render_device(device: Device) -> dict[str, Any]:
 @routes.post("/devices", response_model=DeviceOut, status_code=201, **change_route("device.register", Role.OPERATOR))
 async def register_device(body: DeviceIn, ctx: Context) -> Response:
     """Register a device, or update the device with this token."""
-    token, attributes = _parse_device(body.model_dump(by_alias=True, exclude_unset=True))
+    token, attributes = parse_device_fields(body.model_dump(by_alias=True, exclude_unset=True))
     device = await ctx.app.devices.register(token, tenant_id=ctx.tenant_id, connection=ctx.connection, **attributes)
     ctx.subject = device.id
     return json_response(render_device(device), 201, {"Location": f"/api/v1/devices/{device.id}"})
@@ -218,103 +201,14 @@ async def import_devices(request: Request, ctx: Context) -> Response:
             fix=f"Send Content-Type: {NDJSON_MEDIA_TYPES[0]} or text/csv.",
         )
     if encoding == "gzip":
-        request = _GunzippedRequest(request.scope, request.receive)
+        request = GunzippedRequest(request.scope, request.receive)
     operation = new_operation(ctx, OperationKind.IMPORT, {"of": "devices"}, None, ctx.now)
     ctx.subject = operation.id
     async with ctx.app.store.begin() as ctx.connection:
         await ctx.run(operations.create, operation)
         await write_audit_record(ctx, IMPORT_ACTION)
     ctx.connection = None
-    state, reason = await _import_lines(request, ctx, operation, is_csv=kind == "text/csv")
+    state, reason = await DeviceImport(ctx, operation, is_csv=kind == "text/csv").run(request)
     await ctx.run(operations.finish, operation.id, state, ctx.app.clock.now(), reason)
     finished = await ctx.run(operations.find_operation, operation.tenant_id, operation.id)
     return json_response(render_operation(finished), 201, {"Location": f"/api/v1/operations/{operation.id}"})
-
-
-async def _import_lines(
-    request: Request, ctx: Context, operation: Operation, *, is_csv: bool
-) -> tuple[OperationState, str | None]:  # fmt: skip
-    """Import all lines; return the final state of the operation and the reason of a failure."""
-    last, columns, reader = 0, None, RecordReader()
-
-    async def store(records: list[Line]) -> bool:
-        nonlocal last
-        devices, errors = await asyncio.to_thread(_parse_records, records, columns)
-        last = records[-1][0] if records else last
-        return bool(
-            await ctx.run(_insert_batch, operation.id, ctx.tenant_id, devices, errors, str(last), ctx.app.clock.now())
-        )
-
-    try:
-        async for lines in read_batches(request, ctx):
-            records = list(reader.read(lines)) if is_csv else lines
-            if is_csv and columns is None and records:
-                (_, header), *records = records
-                columns = parse_header(header)
-            if not await store(records):
-                return OperationState.CANCELLED, None
-        if is_csv and columns is None:
-            raise InvalidInput("The file has no header line.", code="INVALID_DEVICE", fix="Start it with: token,userId")
-        if (unfinished := list(reader.finish())) and not await store(unfinished):
-            return OperationState.CANCELLED, None
-    except InvalidInput as error:  # in the header line, or the compression
-        return OperationState.FAILED, str(error)
-    except ClientDisconnect:
-        return OperationState.FAILED, f"The client disconnected; all lines up to line {last} are imported."
-    except TimeoutError:
-        return (
-            OperationState.FAILED,
-            f"No data arrived for {BODY_IDLE_TIMEOUT_SECONDS:g} s; all lines up to line {last} are imported.",
-        )
-    return OperationState.COMPLETED, None
-
-
-def _parse_records(records: list[Line], columns: list[Column] | None) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return the parsed devices and the errors of invalid records."""
-    devices, errors = [], []
-    for number, text in records:
-        try:
-            devices.append(
-                _parse_device(parse_json_record(text) if columns is None else parse_csv_record(text, columns))
-            )
-        except TimebellError as error:
-            errors.append({"line": number, "code": error.code, "detail": str(error)[:500]})
-    return devices, errors
-
-
-def _parse_device(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the token and the attributes of a device by Python name. Raises InvalidInput."""
-    return device_client.parse_device(rename_fields(fields))
-
-
-class _GunzippedRequest(Request):
-    """A request whose body is decompressed while it arrives. Raises InvalidInput (INVALID_BODY)."""
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        async for packed in super().stream():
-            while packed:
-                try:
-                    yield unpacker.decompress(packed, MAX_UNPACKED_BYTES)
-                except zlib.error as error:
-                    raise InvalidInput(
-                        f"The body is not valid gzip: {error}.", code="INVALID_BODY", fix="Compress it with gzip."
-                    ) from None
-                packed = unpacker.unconsumed_tail
-
-
-def _insert_batch(
-    tx: Transaction, id_: str, tenant_id: str, devices: list[Any], errors: list[dict[str, Any]], cursor: str, at: Any
-) -> bool:  # fmt: skip
-    """Insert one batch and record its progress; return False if the operation is not running.
-
-    New devices count as `done`, known devices as `skipped`.
-    """
-    operation = operations.lock_running(tx, id_)
-    if operation is None:
-        return False
-    new = rows.register_devices(tx, tenant_id, devices, at) if devices else 0
-    operations.record_progress(
-        tx, operation, StepResult(new, len(errors), len(devices) - new, cursor, tuple(errors)), at
-    )
-    return True

@@ -134,8 +134,10 @@ def _request_patiently(remote: ServerClient, path: str) -> dict[str, Any]:
 
 @campaign.command()
 @campaign_id_argument
+@click.option("--user", metavar="ID", help="As the first device of this user gets it.  [default: an example]")
+@click.option("--variant", metavar="NAME", help="This variant of an A/B test.  [default: that of the user]")
 @output_option
-def preview(id: str, output: str | None) -> None:
+def preview(id: str, user: str | None, variant: str | None, output: str | None) -> None:
     """Show the JSON sent to a device, and the send time of each time zone."""
     import json
 
@@ -143,7 +145,8 @@ def preview(id: str, output: str | None) -> None:
     from timebell.cli.output import print_data as line
 
     remote = server_client(output)
-    request = remote.request("GET", f"/campaigns/{id}/preview")["request"]
+    params = {name: value for name, value in (("userId", user), ("variant", variant)) if value is not None}
+    request = remote.request("GET", f"/campaigns/{id}/preview", params=params)["request"]
     plan = remote.request("GET", f"/campaigns/{id}/timetable")
     if remote.settings.output != Format.TABLE:
         print_record({"request": request, "timetable": plan}, remote.settings.output)

@@ -17,6 +17,8 @@ from timebell.cli.output import FAILED
 from timebell.cli.schedule import server_client
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from timebell.cli.remote import ServerClient
     from timebell.features.campaigns.model.device_import import Column, Line
 
@@ -127,20 +129,33 @@ class _Importer:
         return f"{self.counts['new']:,} new, {self.counts['known']:,} known, {self.counts['refused']:,} refused"
 
     def run(self, advance: Any) -> None:
-        """Upload all valid records, and write the others to `rejected_file`."""
+        """Upload all valid records, and write the others to `rejected_file`. Reads a batch while one is uploaded."""
+        from concurrent.futures import ThreadPoolExecutor
+
         import orjson
 
         self.rejected_file.unlink(missing_ok=True)
         read = self.read_valid()
         lines = 0
-        while batch := list(itertools.islice(read, UPLOAD_SIZE)):
-            content = b"\n".join(map(orjson.dumps, batch))
-            result = self._remote.upload("/devices/bulk", content, "application/x-ndjson")
-            self.counts.update(new=result["progress"]["done"], known=result["progress"]["skipped"])
-            for error in result["errors"]:
-                self._reject(0, b"", error["detail"])
-            lines += len(batch)
-            advance(_position(self._source), lines, self.counts["refused"])
+        uploading: Future[dict[str, Any]] | None = None
+        with ThreadPoolExecutor(1) as uploader:
+            while batch := list(itertools.islice(read, UPLOAD_SIZE)):
+                self._count(uploading)
+                advance(_position(self._source), lines, self.counts["refused"])
+                content = b"\n".join(map(orjson.dumps, batch))
+                uploading = uploader.submit(self._remote.upload, "/devices/bulk", content, "application/x-ndjson")
+                lines += len(batch)
+            self._count(uploading)
+        advance(_position(self._source), lines, self.counts["refused"])
+
+    def _count(self, uploading: Future[dict[str, Any]] | None) -> None:
+        """Wait for an upload and count its records."""
+        if uploading is None:
+            return
+        result = uploading.result()
+        self.counts.update(new=result["progress"]["done"], known=result["progress"]["skipped"])
+        for error in result["errors"]:
+            self._reject(0, b"", error["detail"])
 
     def read_valid(self) -> Iterator[dict[str, Any]]:
         """Yield the JSON fields of valid records; the others are written to `rejected_file`."""

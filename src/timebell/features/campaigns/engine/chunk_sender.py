@@ -78,7 +78,11 @@ class ChunkSender:
         """Store the results before index `end`, and announce the batch up to `next_end`. Raises ChunkTakenOver."""
         results = [self._to_delivery(opened, index) for index in range(self._stored, end) if index in self._results]
         posted_to = opened.recipients[next_end - 1].id
-        await self._until_stored(lambda: self._store.run(chunks.record_posted, *key, results, posted_to), key)
+        assert opened.campaign is not None
+        tenant_id = opened.campaign.tenant_id
+        await self._until_stored(
+            lambda: self._store.run(chunks.record_posted, *key, results, posted_to, tenant_id=tenant_id), key
+        )
         self._stored = end
 
     async def _until_stored(self, write: Callable[[], Any], key: tuple[str, int, int]) -> Any:
@@ -115,7 +119,9 @@ class ChunkSender:
             return DeliveryResult(
                 recipient, chunks.SENDING, result.code, is_uncertain=is_unknown, was_posted=not result.uncounted
             )
-        return DeliveryResult(recipient, result.outcome.value, result.code, result.id, is_unknown)
+        return DeliveryResult(
+            recipient, result.outcome.value, result.code, result.id, is_unknown, token_is_dead=result.token_is_dead
+        )
 
     def _is_unsent(self, opened: OpenedChunk, result: PushResult | None) -> bool:
         """Return whether a recipient is to be sent to again."""
@@ -136,7 +142,6 @@ class ChunkSender:
             codes=[result.code for result in self._results.values() if result.code and not result.uncounted],
             finished=sum(result.outcome is not SendOutcome.UNKNOWN for result in final.values()),
             failed=sum(map(_is_failure, final.values())),
-            dead=[_id_and_token(opened, index) for index, result in final.items() if result.token_is_dead],
             blocked=None if blocked is None else f"{blocked.code}: {blocked.error}",
             uses_attempt=any(result is not None and not result.uncounted for result in unsent),
         )
@@ -181,10 +186,6 @@ class ChunkSender:
 def _is_failure(result: PushResult) -> bool:
     """Return whether a result counts as a failure of the campaign; see `Health`."""
     return result.outcome is SendOutcome.REFUSED and not result.token_is_dead
-
-
-def _id_and_token(opened: OpenedChunk, index: int) -> tuple[str, str]:
-    return opened.recipients[index].id, opened.recipients[index].token
 
 
 def _retry_delay(unsent: Sequence[PushResult | None], attempts_used: int, jitter: float) -> float:

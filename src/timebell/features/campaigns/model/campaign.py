@@ -205,6 +205,8 @@ class ExclusionReason(StrEnum):
     """Due during quiet hours whose policy is `skip`."""
     EXPIRED = "expired"
     """Due after the campaign expires."""
+    STOPPED = "stopped"
+    """Not sent to before the campaign was stopped."""
     REMOVED = "removed"
     """Deleted after the campaign started and before its turn."""
 

@@ -145,8 +145,11 @@ def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_row(text: bytes) -> list[str]:
     """Split a CSV record into cells. Raises InvalidInput (INVALID_DEVICE)."""
+    decoded = text.decode("utf-8", "replace")
+    if not any(special in text for special in (b'"', b"\r", b"\n")):  # much faster than a csv.reader per record
+        return decoded.split(",") if decoded else []
     try:
-        rows = list(csv.reader(io.StringIO(text.decode("utf-8", "replace"), newline=""), strict=True))
+        rows = list(csv.reader(io.StringIO(decoded, newline=""), strict=True))
         if len(rows) > 1:
             raise csv.Error("a line break outside quotes")
     except csv.Error as error:

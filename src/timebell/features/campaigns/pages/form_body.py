@@ -67,11 +67,20 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
     return body
 
 
+def has_send_time(form: Mapping[str, str]) -> bool:
+    """Return whether the form says when to send."""
+    return form.get("when") == "now" or bool(_send_time(form))
+
+
+def _send_time(form: Mapping[str, str]) -> str:
+    return form.get("cron" if form.get("when", "at").endswith("cron") else "at", "").strip()
+
+
 def _parse_send_time(form: Mapping[str, str]) -> dict[str, Any]:
     when = form.get("when", "at")
     if when == "now":
         return {}
-    text = form.get("cron" if when.endswith("cron") else "at", "").strip()
+    text = _send_time(form)
     if when not in SEND_TIME_FIELDS or not text:
         raise InvalidInput(
             "The campaign has no send time.", code="INVALID_CAMPAIGN", fix="Enter one, e.g. 2027-01-01T09:00."

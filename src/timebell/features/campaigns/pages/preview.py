@@ -16,7 +16,7 @@ from timebell.features.campaigns.engine import content
 from timebell.features.campaigns.model.campaign import CampaignState, Throttle, build_timetable
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
-from timebell.features.campaigns.pages.form_body import to_request_body
+from timebell.features.campaigns.pages.form_body import has_send_time, to_request_body
 from timebell.features.campaigns.store import devices
 from timebell.ids import new_id
 
@@ -29,24 +29,30 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
     """Return the preview of the campaign in the form, or `{"problem": ...}`.
 
     `count` recipients; `runs` of a cron campaign, else `zones` (zone, first, last, count) and `excluded` recipients;
-    `samples`: the message to some recipients; `request`: the push request to the first of them.
+    `samples`: the message to some recipients; `request`: the push request to the first of them. Without a message there
+    are no samples, and without a send time no `zones`.
     """
+    is_scheduled = has_send_time(form)
     try:
-        body = to_request_body(form)
+        body = to_request_body(form if is_scheduled else {**form, "when": "now"})
         message = CampaignPlan.from_json({name: body[name] for name in OPTION_NAMES if name in body})
-        content.check_message(message)
+        has_message = any(body.get(name) for name in ("title", "body", "data", "variants"))
+        if has_message:
+            content.check_message(message)
         send_at, timezone = _resolve_send_time(view, body, message)
         draft = Campaign(
             id=new_id(view.now), tenant_id=view.caller.tenant_id, plan=message, state=CampaignState.PENDING,
             send_at=send_at, timezone=timezone, created_at=view.now, updated_at=view.now,
         )  # fmt: skip
-        samples = await _preview_samples(view, draft, form.get("previewUser", "").strip())
+        user_id = form.get("previewUser", "").strip()
+        samples = await _preview_samples(view, draft, user_id) if has_message else []
     except TimebellError as error:
         return {"problem": to_problem(error)}
     preview: dict[str, Any] = {
-        "problem": None, "timezone": timezone, "samples": samples, "request": samples[0]["request"], "runs": None,
-        "starts_now": form.get("when") == "now", "at": None if message.local_time else send_at,
-        "zones": [], "excluded": [],
+        "problem": None, "timezone": timezone, "samples": samples,
+        "request": samples[0]["request"] if samples else None, "runs": None,
+        "starts_now": form.get("when") == "now", "is_scheduled": is_scheduled,
+        "at": None if message.local_time else send_at, "zones": [], "excluded": [],
     }  # fmt: skip
     if "cronExpression" in body:
         schedule = {
@@ -60,7 +66,7 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
     if "problem" in count:
         return count
     preview["count"] = count["count"]
-    if preview["runs"] is None:
+    if preview["runs"] is None and is_scheduled:
         preview["zones"], preview["excluded"] = _plan_timetable(draft, count["zones"], view.now)
     return preview
 

@@ -220,21 +220,34 @@ def count_sending_nodes(tx: Transaction) -> int:
 def count_recipients(tx: Transaction, id_: str) -> int | None:
     """Count the registered, expected and excluded devices of a campaign that has started; return the expected ones.
 
-    None if the campaign does not exist, or if its walk has ended and the exact numbers are stored.
+    An estimate while it is sent, exact for a stopped campaign. None if the campaign does not exist, or if its walk has
+    ended and the exact numbers are stored.
     """
     campaign = find_campaign(tx, None, id_)
     if campaign is None or campaign.cutoff is None or campaign.all_opened:
         return None
+    if campaign.state is CampaignState.STOPPED:
+        return _count_stopped(tx, id_)
     registered, expected, excluded = walk.count_registered(tx, campaign)
     campaign = find_campaign(tx, None, id_, lock=True)  # only now, because the count may take a second
-    if campaign is None or campaign.all_opened:
+    if campaign is None or campaign.all_opened or campaign.state is CampaignState.STOPPED:
         return None
     expected = round(expected * (1 - campaign.plan.experiment.hold_out))
-    campaign.registered, campaign.expected = registered, max(expected, campaign.opened)
+    campaign.registered = max(registered, campaign.registered or 0)  # devices may have been deleted since the start
+    campaign.expected = max(expected, campaign.opened)
     counted = {reason: campaign.excluded.get(reason.value, 0) for reason in _COUNTED_WHILE_SENDING}
     campaign.excluded = excluded
     for reason, count in counted.items():
         campaign.exclude(reason, count)
+    save_campaign(tx, campaign, campaign.updated_at)
+    return campaign.expected
+
+
+def _count_stopped(tx: Transaction, id_: str) -> int | None:
+    campaign = find_campaign(tx, None, id_, lock=True)
+    if campaign is None or campaign.state is not CampaignState.STOPPED or campaign.open_chunks:
+        return None  # its last chunk has it counted again
+    walk.count_stopped(tx, campaign)
     save_campaign(tx, campaign, campaign.updated_at)
     return campaign.expected
 
@@ -399,6 +412,8 @@ def stop_campaign(tx: Transaction, tenant_id: str, id_: str, reason: str | None,
     campaign.state, campaign.reason, campaign.ended_at = CampaignState.STOPPED, reason, now
     if campaign.job_id is not None and not campaign.open_chunks:
         repository.cancel(tx, tenant_id, campaign.job_id, now)
+    if campaign.started_at is not None and not campaign.open_chunks:
+        enqueue_recipient_count(tx, campaign, now)
     return save_campaign(tx, campaign, now)
 
 
@@ -446,6 +461,7 @@ def retry_campaign(
             *(zone for zone in campaign.zone_progress if not zone.done and zone.of == "devices"),
         ]
     campaign.ended_at = campaign.reason = campaign.archived_at = None
+    campaign.excluded.pop(ExclusionReason.STOPPED.value, None)
     campaign.health.reset_sample()
     if campaign.started_at is None:  # stopped before it started
         campaign.state = CampaignState.PENDING

@@ -40,6 +40,7 @@ SENDING, WAITING, DONE = "sending", "waiting", "done"
 HELD = "held"
 """The state of recipients that get no message, for comparison."""
 _DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state", "variant")
+_RESULT_COLUMNS = (*_DELIVERY_COLUMNS[:4], "code", "message_id", "sends", "unknown_sends")
 
 
 class ChunkTakenOver(Exception):
@@ -65,6 +66,7 @@ class DeliveryResult:
     """Result of one recipient; `state` is accepted, refused or unknown, or sending if it is to be sent to again.
 
     `is_uncertain`: the message may have arrived nevertheless. `was_posted` is false if it never left this node.
+    `token_is_dead`: the device is removed.
     """
 
     recipient: Recipient
@@ -73,21 +75,21 @@ class DeliveryResult:
     message_id: str | None = None
     is_uncertain: bool = False
     was_posted: bool = True
+    token_is_dead: bool = False
 
 
 @dataclass(slots=True)
 class ChunkSummary:
     """The results of one attempt at a chunk.
 
-    `codes` of all errors; `finished` recipients, `failed` ones among them as `Health` defines it; `dead` devices (id,
-    token) to remove. `blocked`: the reason why the provider refuses all messages of the account. `uses_attempt`: the
-    messages that are not sent were rejected, and did not only wait for the quota.
+    `codes` of all errors; `finished` recipients, `failed` ones among them as `Health` defines it. `blocked`: the reason
+    why the provider refuses all messages of the account. `uses_attempt`: the messages that are not sent were rejected,
+    and did not only wait for the quota.
     """
 
     codes: list[str] = field(default_factory=list)
     finished: int = 0
     failed: int = 0
-    dead: list[tuple[str, str]] = field(default_factory=list)
     blocked: str | None = None
     uses_attempt: bool = True
 
@@ -246,7 +248,7 @@ def _resume_chunk(tx: Transaction, campaign: Campaign, chunk: Row[Any], attempt:
         for recipient in found
         if recipient.token is None
     ]
-    _count_results(campaign, _store_results(tx, campaign.id, chunk.number, removed))
+    _count_results(campaign, _store_results(tx, campaign.tenant_id, campaign.id, chunk.number, removed))
     tx.execute(update(chunks).where(_by_number(campaign.id, chunk.number)).values(
         attempt=attempt, state=SENDING, posted_to=_first_batch_end(recipients) if recipients else "",
     ))  # fmt: skip
@@ -273,8 +275,9 @@ def _record_lost(tx: Transaction, campaign: Campaign, chunk: Row[Any], in_flight
 
 
 def record_posted(
-    tx: Transaction, campaign_id: str, number: int, attempt: int, results: Sequence[DeliveryResult], posted_to: str
-) -> None:
+    tx: Transaction, campaign_id: str, number: int, attempt: int, results: Sequence[DeliveryResult], posted_to: str, *,
+    tenant_id: str,
+) -> None:  # fmt: skip
     """Store the results of a batch, and announce the next one, up to the recipient `posted_to`.
 
     Raises ChunkTakenOver, and writes nothing. Locks the campaign before the chunk, like all other functions.
@@ -287,7 +290,7 @@ def record_posted(
     announced = update(chunks).where(_by_number(campaign_id, number), is_ours).values(posted_to=posted_to)
     if not tx.execute(announced).rowcount:
         raise ChunkTakenOver
-    _store_results(tx, campaign_id, number, results)
+    _store_results(tx, tenant_id, campaign_id, number, results)
 
 
 def close_chunk(
@@ -306,8 +309,7 @@ def close_chunk(
         return None
     if chunk.state != SENDING:  # the call is repeated because the outcome of the first commit was unknown
         return bool(chunk.state == WAITING)
-    _count_results(campaign, _store_results(tx, campaign_id, number, results))
-    device_rows.delete_dead(tx, campaign.tenant_id, summary.dead)
+    _count_results(campaign, _store_results(tx, campaign.tenant_id, campaign_id, number, results))
     campaign.health.add(summary.codes, summary.finished, summary.failed)
     _pause_on_errors(campaign, summary.blocked)
     in_time = now < _retry_deadline(campaign, chunk.started_at)
@@ -357,21 +359,22 @@ def _give_up(tx: Transaction, campaign: Campaign, number: int) -> None:
 
 
 def _store_results(
-    tx: Transaction, campaign_id: str, number: int, results: Sequence[DeliveryResult]
+    tx: Transaction, tenant_id: str, campaign_id: str, number: int, results: Sequence[DeliveryResult]
 ) -> dict[str, int]:  # fmt: skip
     """Store the results of recipients with their chunk, and return the number of final ones by state.
 
-    An upsert, because every database executes it for all rows at once; the rows exist.
+    Removes devices whose token is dead. An upsert, because every database executes it for all rows at once; the rows
+    exist.
     """
     if not results:
         return {}
-    changed = ("state", "code", "message_id")
-    tx.execute(tx.dialect.upsert(deliveries, replace=changed, add=("sends", "unknown_sends")), [
-        {"campaign_id": campaign_id, "recipient": result.recipient.id, "chunk": number, "state": result.state,
-         "code": result.code, "message_id": result.message_id, "sends": int(result.was_posted),
-         "unknown_sends": int(result.is_uncertain)}
+    tx.bulk_upsert(deliveries, _RESULT_COLUMNS, [
+        (campaign_id, result.recipient.id, number, result.state, result.code, result.message_id,
+         int(result.was_posted), int(result.is_uncertain))
         for result in results
-    ])  # fmt: skip
+    ], replace=("state", "code", "message_id"), add=("sends", "unknown_sends"))  # fmt: skip
+    dead = [(result.recipient.id, result.recipient.token) for result in results if result.token_is_dead]
+    device_rows.delete_dead(tx, tenant_id, dead)
     counts = Counter(result.state for result in results if result.state != SENDING)
     _add_to_chunk(tx, campaign_id, number, counts)
     return counts
@@ -396,6 +399,8 @@ def _finish_chunk(tx: Transaction, campaign: Campaign, number: int, now: datetim
         rows.enqueue_next_or_complete(tx, campaign, now)
     elif campaign.state is CampaignState.STOPPED:
         campaign.ended_at = now
+        if not campaign.open_chunks:
+            rows.enqueue_recipient_count(tx, campaign, now)
 
 
 def _by_number(campaign_id: str, number: int) -> Any:

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Row, and_, case, delete, false, func, lite
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.campaign import ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import Campaign
-from timebell.features.campaigns.model.device import Device, encode_sorted, hash_token
+from timebell.features.campaigns.model.device import DEVICE_FIELDS, Device, encode_sorted, hash_token
 from timebell.features.campaigns.model.filters import Filters, Range
 from timebell.features.campaigns.store.filters import (
     audience_conditions,
@@ -34,7 +34,13 @@ ATTRIBUTE_SAMPLE_SIZE = 20
 """Devices whose attributes are compared with a filter."""
 _KEY = ("token_hash",)
 _IMMUTABLE_COLUMNS = ("id", "tenant_id", "token", "created_at", *_KEY)
-_MUTABLE_COLUMNS = tuple(column.name for column in devices.columns if column.name not in _IMMUTABLE_COLUMNS)
+_COLUMNS = (
+    "id", "tenant_id", "token", "token_hash", "user_id", "platform", "gender", "age", "birth_date", "language",
+    "timezone", "push_on", "marketing_on", "topics", "attributes", "created_at", "updated_at",
+)  # fmt: skip
+_NO_FIELDS: Mapping[str, Any] = {}
+_DEFAULTS = {name: getattr(Device(id="", token=""), name) for name in DEVICE_FIELDS}
+_MUTABLE_COLUMNS = tuple(name for name in _COLUMNS if name not in _IMMUTABLE_COLUMNS)
 
 
 def register_devices(
@@ -47,23 +53,20 @@ def register_devices(
     """
     repository.ensure_tenants(tx, {tenant_id}, now)
     fields_by_hash: dict[str, dict[str, Any]] = {}
-    tokens = {}
     for token, fields in registrations:
         hashed = hash_token(tenant_id, token)
-        tokens[hashed] = token
-        known = fields_by_hash.setdefault(hashed, {})
-        attributes = {**known.get("attributes", {}), **fields.get("attributes", {})}
-        known.update(fields, attributes=attributes)
+        earlier = fields_by_hash.get(hashed, _NO_FIELDS)
+        attributes = {**earlier.get("attributes", _NO_FIELDS), **fields.get("attributes", _NO_FIELDS)}
+        fields_by_hash[hashed] = {**earlier, **fields, "attributes": attributes, "token": token}
     existing = _find_by_hash(tx, fields_by_hash, lock=True)
-    rows = []
+    rows, written_at = [], tx.dialect.to_db(now)
     for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
-        device = existing.get(hashed) or Device(id=id_, token=tokens[hashed])
-        attributes = {**device.attributes, **fields["attributes"]}
-        fields["attributes"] = {name: value for name, value in attributes.items() if value is not None}
-        device = replace(device, **fields)
-        rows.append(_device_to_row(tenant_id, device, hashed, now))
+        if (device := existing.get(hashed)) is not None:
+            known = {name: getattr(device, name) for name in ("id", *DEVICE_FIELDS)}
+            fields = {**known, **fields, "attributes": {**device.attributes, **fields["attributes"]}}
+        rows.append(_fields_to_row(tenant_id, {"id": id_, **_DEFAULTS, **fields}, hashed, written_at))
     if rows:
-        tx.execute(tx.dialect.upsert(devices, key=_KEY, replace=_MUTABLE_COLUMNS), rows)
+        tx.bulk_upsert(devices, _COLUMNS, rows, key=_KEY, replace=_MUTABLE_COLUMNS)
     return len(fields_by_hash) - len(existing)
 
 
@@ -268,19 +271,23 @@ def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False)
 
     There is no condition on the tenant: without statistics of a new table, PostgreSQL would read all its devices.
     """
-    query = select(devices).where(d.token_hash.in_(list(hashes))).order_by(d.id)
-    return {row.token_hash: device_from_row(row) for row in tx.execute(query.with_for_update() if lock else query)}
+    query = tx.dialect.match_keys(select(devices).order_by(d.id), d.token_hash, list(hashes))
+    if lock:
+        query = query.with_for_update(of=devices)
+    return {row.token_hash: device_from_row(row) for row in tx.execute(query)}
 
 
-def _device_to_row(tenant_id: str, device: Device, hashed: str, now: datetime) -> dict[str, Any]:
-    return {
-        "id": device.id, "tenant_id": tenant_id, "token": device.token, "token_hash": hashed,
-        "user_id": device.user_id, "platform": device.platform, "gender": device.gender, "age": device.age,
-        "birth_date": None if device.birth_date is None else device.birth_date.isoformat(),
-        "language": device.language, "timezone": device.timezone, "push_on": device.push_on,
-        "marketing_on": device.marketing_on, "topics": encode_sorted(list(device.topics)),
-        "attributes": encode_sorted(dict(device.attributes)), "created_at": now, "updated_at": now,
-    }  # fmt: skip
+def _fields_to_row(tenant_id: str, fields: Mapping[str, Any], hashed: str, now: Any) -> tuple[Any, ...]:
+    """Return all fields of a device as a row of _COLUMNS; attributes that are None are removed."""
+    birth_date, attributes = fields["birth_date"], fields["attributes"]
+    if None in attributes.values():
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+    return (
+        fields["id"], tenant_id, fields["token"], hashed, fields["user_id"], fields["platform"], fields["gender"],
+        fields["age"], None if birth_date is None else birth_date.isoformat(), fields["language"], fields["timezone"],
+        fields["push_on"], fields["marketing_on"], encode_sorted(list(fields["topics"])), encode_sorted(attributes),
+        now, now,
+    )  # fmt: skip
 
 
 def device_from_row(row: Row[Any]) -> Device:

@@ -30,8 +30,8 @@ ACTIVE_STATES = ("running", "paused")
 class Cell:
     """A cell of the map: `chunks` opened chunks from number `first` on, with `size` recipients.
 
-    `state` is the worst of their states: waiting (for another attempt), sending, failed (not all recipients were
-    reached), done.
+    `state` is the worst of their states: waiting (for another attempt), sending, failed (recipients were not reached,
+    or none was accepted), done.
     """
 
     first: int
@@ -70,13 +70,14 @@ def build_chunk_map(tx: Transaction, campaign: Campaign, total: int) -> ChunkMap
         cell, func.count().label("many"), func.sum(c.size).label("size"),
         func.sum(case((c.state == "waiting", 1), else_=0)).label("waiting"),
         func.sum(case((c.state == "sending", 1), else_=0)).label("sending"),
-        func.sum(c.unknown + c.unsent).label("lost"),
+        func.sum(c.unknown + c.unsent).label("lost"), func.sum(c.accepted).label("accepted"),
     ).where(c.campaign_id == campaign.id)  # fmt: skip
     rows = tx.execute(query.group_by(cell).order_by(cell)).all()
     cells = [
         Cell(
             int(row.cell) * chunks_per_cell + 1, row.many, int(row.size),
-            "waiting" if row.waiting else "sending" if row.sending else "failed" if row.lost else "done",
+            "waiting" if row.waiting else "sending" if row.sending
+            else "failed" if row.lost or not row.accepted else "done",
         )
         for row in rows
     ]  # fmt: skip

@@ -156,40 +156,56 @@ def _in_zone(campaign: Campaign, zone: str) -> ColumnElement[bool]:
 
 def _finish_walk(tx: Transaction, campaign: Campaign, now: datetime) -> bool:
     """Add walks for recipients that moved between zones and return True; or count the excluded devices."""
-    registered = devices.c.created_at <= campaign.cutoff
-    counts = device_rows.count_by_reason(
-        tx, campaign, registered, ~_is_opened(campaign), by_timezone=campaign.plan.is_zone_dependent,
-    )  # fmt: skip
-    ended = {progress.zone: progress.why for progress in campaign.zone_progress if progress.why is not None}
+    counts = _count_unopened(tx, campaign)
+    ended = _ended_zones(campaign)
     missed = {(zone or campaign.timezone) for reason, zone in counts if reason is None} - ended.keys()
     if campaign.plan.is_zone_dependent and missed:
         campaign.zone_progress += plan_zones(campaign.plan, now, campaign.timezone, sorted(missed))
         return True
-    _store_exclusions(campaign, counts, ended)
+    _store_exclusions(campaign, counts, ExclusionReason.FILTERS)  # matched only after their turn
     campaign.all_opened = True
     return False
 
 
+def count_stopped(tx: Transaction, campaign: Campaign) -> None:
+    """Count the devices that a stopped campaign was not sent to, by reason."""
+    _store_exclusions(campaign, _count_unopened(tx, campaign), ExclusionReason.STOPPED)
+
+
+def _count_unopened(tx: Transaction, campaign: Campaign) -> dict[tuple[ExclusionReason | None, str | None], int]:
+    """Count the registered devices outside all opened chunks by reason and zone; see `count_by_reason`."""
+    registered = devices.c.created_at <= campaign.cutoff
+    return device_rows.count_by_reason(
+        tx, campaign, registered, ~_is_opened(campaign), by_timezone=campaign.plan.is_zone_dependent
+    )
+
+
+def _ended_zones(campaign: Campaign) -> dict[str | None, ExclusionReason]:
+    return {progress.zone: progress.why for progress in campaign.zone_progress if progress.why is not None}
+
+
 def _store_exclusions(
-    campaign: Campaign,
-    counts: Mapping[tuple[ExclusionReason | None, str | None], int],
-    ended: Mapping[str | None, ExclusionReason],
-) -> None:
-    """Replace the estimated exclusions by the exact ones, and account for devices deleted before their turn."""
+    campaign: Campaign, counts: Mapping[tuple[ExclusionReason | None, str | None], int], otherwise: ExclusionReason
+) -> None:  # fmt: skip
+    """Replace the estimated exclusions by the exact ones, and account for devices deleted before their turn.
+
+    `otherwise` is the reason of devices that match and whose zone has not ended.
+    """
+    ended = _ended_zones(campaign)
     no_token = campaign.excluded.get(ExclusionReason.NO_TOKEN.value, 0)
     held_out = campaign.excluded.get(ExclusionReason.HOLD_OUT.value, 0)  # exact: they have rows like recipients
     campaign.excluded = {}
     campaign.exclude(ExclusionReason.HOLD_OUT, held_out)
     for (reason, zone), count in counts.items():
         if reason is None:  # matches, but its zone ended before all were sent to
-            reason = ended.get(zone or campaign.timezone, ExclusionReason.FILTERS)
+            reason = ended.get(zone or campaign.timezone, otherwise)
         campaign.exclude(reason, count)
     accounted = campaign.opened + sum(campaign.excluded.values())
     campaign.registered = max(campaign.registered or 0, accounted)
     campaign.exclude(ExclusionReason.REMOVED, campaign.registered - accounted)
     campaign.exclude(ExclusionReason.NO_TOKEN, no_token)
-    late = (ExclusionReason.QUIET, ExclusionReason.EXPIRED)
-    campaign.expected = campaign.opened + sum(campaign.excluded.get(reason.value, 0) for reason in late)
+    left_out = (ExclusionReason.QUIET, ExclusionReason.EXPIRED, ExclusionReason.STOPPED)
+    campaign.expected = campaign.opened + sum(campaign.excluded.get(reason.value, 0) for reason in left_out)
 
 
 def count_registered(
@@ -197,14 +213,14 @@ def count_registered(
 ) -> tuple[int, int, dict[str, int]]:  # fmt: skip
     """Return the numbers of devices registered at the start, of recipients, and of excluded devices by reason.
 
-    An estimate during the walk. Recipients whose device was deleted since are included.
+    An estimate during the walk. Recipients whose device was deleted since are included. They are counted first, so that
+    a device that is deleted between the two queries is not counted in both.
     """
-    registered = devices.c.created_at <= campaign.cutoff
-    counts = device_rows.count_by_reason(tx, campaign, registered)
     device_exists = select(devices.c.id).where(devices.c.id == deliveries.c.recipient).exists()
     removed = tx.execute(
         select(func.count()).where(deliveries.c.campaign_id == campaign.id, ~device_exists)
     ).scalar_one()
+    counts = device_rows.count_by_reason(tx, campaign, devices.c.created_at <= campaign.cutoff)
     excluded = {reason.value: count for (reason, _), count in counts.items() if reason is not None}
     expected = sum(count for (reason, _), count in counts.items() if reason is None) + removed
     return sum(excluded.values()) + expected, expected, excluded

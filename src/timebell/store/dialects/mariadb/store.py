@@ -13,11 +13,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from itertools import repeat
-from operator import add
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -81,11 +79,24 @@ class MariaTransaction(SqlTransaction):
         constants: Mapping[str, Any] = NO_VALUES,
     ) -> None:  # fmt: skip
         """Insert by executemany; the driver sends as many rows at a time as fit into one packet."""
+        constant = tuple(constants.values())
+        self._insert(table, (*columns, *constants), [record + constant for record in records])
+
+    def bulk_upsert(
+        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
+        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
+        self._insert(table.name, columns, list(records), update)
+
+    def _insert(
+        self, table: str, columns: Sequence[str], records: list[tuple[Any, ...]], suffix: str = ""
+    ) -> None:  # fmt: skip
         self.steps()
-        names = ", ".join(f"`{column}`" for column in (*columns, *constants))
-        placeholders = ", ".join(["%s"] * (len(columns) + len(constants)))
-        rows = list(map(add, records, repeat(tuple(constants.values()))))
-        self.connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({placeholders})", rows)  # noqa: S608
+        names = ", ".join(f"`{column}`" for column in columns)
+        placeholders = ", ".join(["%s"] * len(columns))
+        statement = f"INSERT INTO {table} ({names}) VALUES ({placeholders}) {suffix}"  # noqa: S608
+        self.connection.exec_driver_sql(statement, records)
 
 
 class MariaStore:

@@ -56,6 +56,16 @@ class Values:
         changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
         return statement.on_duplicate_key_update(changes)
 
+    @staticmethod
+    @functools.cache
+    def on_conflict(
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> str:  # fmt: skip
+        """Return the clause of an INSERT that does the same as `upsert`, as SQL."""
+        changes = [f"{name} = VALUES({name})" for name in replace]
+        changes += [f"{name} = {table.name}.{name} + VALUES({name})" for name in add]
+        return f"ON DUPLICATE KEY UPDATE {', '.join(changes)}"
+
     def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
         """Restrict a query to rows whose text column has one of many values, found by an index of the column."""
         return query.where(column.in_(sorted(keys)))

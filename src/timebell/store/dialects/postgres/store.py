@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from operator import add
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -83,6 +85,25 @@ class PostgresTransaction(SqlTransaction):
         rows = map(add, records, repeat(tuple(constants.values())))
         copied = self._driver().copy_records_to_table(table, columns=[*columns, *constants], records=rows)
         await_only(copied)
+
+    def bulk_upsert(
+        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
+        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """Insert or update records by one statement with an array for each column."""
+        self.steps()
+        insert = _insert_from_arrays(table, tuple(columns))
+        update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
+        await_only(self._driver().execute(f"{insert} {update}", *zip(*records, strict=True)))
+
+
+@functools.cache
+def _insert_from_arrays(table: Table, columns: tuple[str, ...]) -> str:
+    """Return an INSERT whose parameters are arrays, one for each column."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    types = [table.c[column].type.compile(dialect) for column in columns]
+    arrays = ", ".join(f"${number}::{sql_type}[]" for number, sql_type in enumerate(types, 1))
+    return f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT * FROM unnest({arrays})"  # noqa: S608
 
 
 class PostgresStore:

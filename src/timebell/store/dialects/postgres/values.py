@@ -44,6 +44,17 @@ class Values:
         changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
         return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)
 
+    @staticmethod
+    @cache
+    def on_conflict(
+        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
+    ) -> str:  # fmt: skip
+        """Return the clause of an INSERT that does the same as `upsert`, as SQL."""
+        names = ", ".join(key or table.primary_key.columns.keys())
+        changes = [f"{name} = excluded.{name}" for name in replace]
+        changes += [f"{name} = {table.name}.{name} + excluded.{name}" for name in add]
+        return f"ON CONFLICT ({names}) DO UPDATE SET {', '.join(changes)}"
+
     def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
         """Restrict a query to rows whose text column has one of many values, found by an index of the column.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import quote
 
 import orjson
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
@@ -103,10 +103,23 @@ class SqliteTransaction(SqlTransaction):
 
         Each statement inserts many rows, because every statement has to get the GIL back from other threads.
         """
+        self._insert_from_json(table, columns, records, constants)
+
+    def bulk_upsert(
+        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
+        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
+        self._insert_from_json(table.name, columns, records, NO_VALUES, f"WHERE true {update}")  # ON is no join
+
+    def _insert_from_json(
+        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]], constants: Mapping[str, Any],
+        suffix: str = "",
+    ) -> None:  # fmt: skip
         self.steps()
         expressions = [*("?" * len(constants)), *(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))]
         names = ", ".join((*constants, *columns))
-        text = f"INSERT INTO {table} ({names}) SELECT {', '.join(expressions)} FROM json_each(?)"  # noqa: S608
+        text = f"INSERT INTO {table} ({names}) SELECT {', '.join(expressions)} FROM json_each(?) {suffix}"  # noqa: S608
         remaining = iter(records)
         while chunk := list(islice(remaining, BULK_INSERT_ROWS)):
             self.driver.execute(text, (*constants.values(), orjson.dumps(chunk).decode()))
