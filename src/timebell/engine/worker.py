@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -43,12 +43,25 @@ MIN_CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS = 0.0005, 0.25
 
 @dataclass(slots=True)
 class SlotPool:
-    """Slots for one kind of attempt: on the event loop, or in threads."""
+    """Slots for one kind of attempt: on the event loop, or in threads. A claim takes at most `batch_size` jobs."""
 
     routes: Routes
-    free_slots: int
-    max_claim: int
-    """Maximum jobs per claim: half of the slots, so that some jobs run while the next ones are claimed."""
+    slots: int
+    batch_size: int
+    free_slots: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free_slots = self.slots
+
+    @property
+    def max_claim(self) -> int:
+        """Maximum jobs per claim: half of the slots, so that some jobs run while the next ones are claimed."""
+        return min(-(-self.slots // 2), self.batch_size)
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots; the number of free ones may become negative."""
+        self.free_slots += slots - self.slots
+        self.slots = slots
 
 
 class ClaimResult(NamedTuple):
@@ -73,7 +86,7 @@ class Worker:
             | frozenset(named_target_route(kind) for kind in node.named_targets)
         )
         self.pools = [
-            SlotPool(routes, slots, min(-(-slots // 2), node.options.batch_size))
+            SlotPool(routes, slots, node.options.batch_size)
             for routes, slots in (
                 (node.handlers.routes(is_async=True) | target_routes, node.options.slots),
                 (node.handlers.routes(is_async=False), node.options.threads),
@@ -124,6 +137,8 @@ class Worker:
     async def step(self) -> datetime | None:
         """Claim due jobs up to the free slots. Returns when to scan again (None: on the next wake-up)."""
         node = self.node
+        if node.handlers.threads is not None:
+            self.pools[1].resize(node.handlers.threads.capacity())
         free_pools = [pool for pool in self._active_pools if pool.free_slots > 0]
         if node.stopping or not free_pools:
             self._backlogged = True
