@@ -13,6 +13,7 @@ from benchmarks import machine, processes, report
 from benchmarks.machine import rss_mb
 from benchmarks.systems import open_systems
 
+SETTLE_SECONDS = 10.0  # the work of a leader when it starts
 LISTS = {
     "newest first": ["/jobs"],
     "pending": ["/jobs?status=pending"],
@@ -33,14 +34,16 @@ def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lines", type=int, default=100_000, help="jobs created by POST /jobs/bulk")
     parser.add_argument("--backlog", type=int, default=1_000_000, help="pending jobs during the list requests")
     parser.add_argument("--pages", type=int, default=300, help="requests of each list")
-    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--connections", type=int, default=20)
+    parser.add_argument("--bare", action="store_true", help="only compare with a bare FastAPI route, on PostgreSQL")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of that comparison")
     return parser.parse_args(argv)
 
 
 @asynccontextmanager
-async def _node(system: Any) -> AsyncIterator[tuple[int, int]]:
+async def _node(system: Any, command: str = "serve") -> AsyncIterator[tuple[int, int]]:
     """Run one node with its API; yield its port and process id."""
-    async with processes.child("child_http", "serve", system.url, {}) as node:
+    async with processes.child("child_http", command, system.url, {}) as node:
         assert node.stdout is not None
         yield json.loads(await asyncio.wait_for(node.stdout.readline(), 60))["port"], node.pid
 
@@ -77,15 +80,54 @@ async def _measure(system: Any, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
+async def _compare_with_bare_route(system: Any, args: argparse.Namespace) -> str:
+    """Return a table of Timebell and a FastAPI route with asyncpg and one statement: the best of the rounds."""
+    best: dict[tuple[str, str], dict[str, float]] = {}
+    async with _node(system) as node, _node(system, "serve_bare") as bare:
+        await asyncio.sleep(SETTLE_SECONDS)
+        for turn in range(args.rounds + 1):  # the first one warms up
+            for label, paths in (("POST /jobs", []), ("GET /schedules (none)", ["/schedules"])):
+                for name, (port, pid) in (("Timebell", node), ("bare route", bare)):
+                    before = machine.cpu_seconds(pid)
+                    spec = {"port": port, "n": args.jobs, "paths": paths, "connections": args.connections}
+                    figures = await processes.run_client(
+                        "child_http", "send_requests", system.url, first=turn * args.jobs, **spec
+                    )
+                    if figures["wrong"]:
+                        raise RuntimeError(f"{figures['wrong']} requests of {label} to {name} failed")
+                    figures["cpu_us"] = (machine.cpu_seconds(pid) - before) / args.jobs * 1e6
+                    known = best.setdefault((label, name), figures)
+                    if turn and (known["requests_s"] < figures["requests_s"] or "warm" not in known):
+                        best[label, name] = {**figures, "warm": True}
+    rows = [["", "per second", "of bare", "p50 ms", "p99 ms", "CPU us", "of bare"]]
+    for (label, name), figures in best.items():
+        other = best[label, "bare route"]
+        numbers = [
+            report.format_number(value)
+            for value in (
+                figures["requests_s"], figures["requests_s"] / other["requests_s"], figures["p50_ms"],
+                figures["p99_ms"], figures["cpu_us"], figures["cpu_us"] / other["cpu_us"],
+            )
+        ]  # fmt: skip
+        rows.append([f"{label}, {args.connections} connections: {name}", *numbers])
+    return report.format_table(rows)
+
+
 async def _main(args: argparse.Namespace) -> bool:
     rows = [["", "jobs", "per second", "p50 ms", "p99 ms", "failed"]]
     try:
-        async with open_systems(args.stores) as systems:
+        async with open_systems("postgres" if args.bare else args.stores) as systems:
             for system in systems:
+                async with system:
+                    if system.store == "postgres":
+                        print(machine.summary_line(), await _compare_with_bare_route(system, args), sep="\n\n")
+                        if args.bare:
+                            return True
                 async with system:
                     rows += await _measure(system, args)
     finally:
-        print(machine.summary_line(), report.format_table(rows), sep="\n\n")
+        if len(rows) > 1:
+            print(machine.summary_line(), report.format_table(rows), sep="\n\n")
     return all(row[-1] == "0" for row in rows[1:])
 
 
