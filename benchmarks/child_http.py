@@ -47,6 +47,14 @@ class BareJob(BaseModel):
     metadata: dict[str, Any]
 
 
+async def setup(url: str, _: dict[str, Any]) -> None:
+    """Create the table of the bare routes."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("CREATE TABLE bare (id uuid PRIMARY KEY, topic text, run_at timestamptz, body json)")
+    await connection.close()
+    child.print_json(ready=True)
+
+
 async def serve_bare(url: str, _: dict[str, Any]) -> None:
     """Run a FastAPI application whose routes execute one statement with asyncpg, until standard input closes."""
     pool = await asyncpg.create_pool(url, min_size=10, max_size=10)
@@ -155,4 +163,4 @@ async def bulk(url: str, spec: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    child.main({"serve": serve, "serve_bare": serve_bare, "send_requests": send_requests, "bulk": bulk})
+    child.main({"setup": setup, "serve": serve, "serve_bare": serve_bare, "send_requests": send_requests, "bulk": bulk})

@@ -7,13 +7,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from benchmarks import machine, processes, report
 from benchmarks.machine import rss_mb
-from benchmarks.systems import open_systems
+from benchmarks.peers.systems import PEERS
+from benchmarks.systems import Server, TimebellOnPostgres, open_systems
+from benchmarks.workloads import SCALES, WORKLOADS
 
-SETTLE_SECONDS = 10.0  # the work of a leader when it starts
 LISTS = {
     "newest first": ["/jobs"],
     "pending": ["/jobs?status=pending"],
@@ -41,9 +43,9 @@ def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 @asynccontextmanager
-async def _node(system: Any, command: str = "serve") -> AsyncIterator[tuple[int, int]]:
+async def _node(system: Any) -> AsyncIterator[tuple[int, int]]:
     """Run one node with its API; yield its port and process id."""
-    async with processes.child("child_http", command, system.url, {}) as node:
+    async with processes.child("child_http", "serve", system.url, {}) as node:
         assert node.stdout is not None
         yield json.loads(await asyncio.wait_for(node.stdout.readline(), 60))["port"], node.pid
 
@@ -80,37 +82,22 @@ async def _measure(system: Any, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
-async def _compare_with_bare_route(system: Any, args: argparse.Namespace) -> str:
-    """Return a table of Timebell and a FastAPI route with asyncpg and one statement: the best of the rounds."""
-    best: dict[tuple[str, str], dict[str, float]] = {}
-    async with _node(system) as node, _node(system, "serve_bare") as bare:
-        await asyncio.sleep(SETTLE_SECONDS)
-        for turn in range(args.rounds + 1):  # the first one warms up
-            for label, paths in (("POST /jobs", []), ("GET /schedules (none)", ["/schedules"])):
-                for name, (port, pid) in (("Timebell", node), ("bare route", bare)):
-                    before = machine.cpu_seconds(pid)
-                    spec = {"port": port, "n": args.jobs, "paths": paths, "connections": args.connections}
-                    figures = await processes.run_client(
-                        "child_http", "send_requests", system.url, first=turn * args.jobs, **spec
-                    )
-                    if figures["wrong"]:
-                        raise RuntimeError(f"{figures['wrong']} requests of {label} to {name} failed")
-                    figures["cpu_us"] = (machine.cpu_seconds(pid) - before) / args.jobs * 1e6
-                    known = best.setdefault((label, name), figures)
-                    if turn and (known["requests_s"] < figures["requests_s"] or "warm" not in known):
-                        best[label, name] = {**figures, "warm": True}
-    rows = [["", "per second", "of bare", "p50 ms", "p99 ms", "CPU us", "of bare"]]
-    for (label, name), figures in best.items():
-        other = best[label, "bare route"]
-        numbers = [
-            report.format_number(value)
-            for value in (
-                figures["requests_s"], figures["requests_s"] / other["requests_s"], figures["p50_ms"],
-                figures["p99_ms"], figures["cpu_us"], figures["cpu_us"] / other["cpu_us"],
-            )
-        ]  # fmt: skip
-        rows.append([f"{label}, {args.connections} connections: {name}", *numbers])
-    return report.format_table(rows)
+async def _compare_with_bare_route(server: Server, args: argparse.Namespace) -> str:
+    """Return the tables of W12 and W12r: Timebell beside a FastAPI route with asyncpg and one statement."""
+    sizes, tables = replace(SCALES["full"], requests=args.jobs), []
+    for workload in ("W12", "W12r"):
+        cells: list[dict[str, Any]] = [
+            {"system": system.name, "store": system.store, "processes": 1, "kind": system, "runs": []}
+            for system in (TimebellOnPostgres(server), PEERS["bare"](server))
+        ]
+        for _ in range(args.rounds):
+            for cell in cells:
+                async with cell["kind"] as system:
+                    cell["runs"].append(await WORKLOADS[workload](system, 1, sizes))
+        tables.append(
+            report.workload_table(workload, [{**cell, "median": report.medians(cell["runs"])} for cell in cells])
+        )
+    return "\n\n".join(tables)
 
 
 async def _main(args: argparse.Namespace) -> bool:
@@ -118,11 +105,10 @@ async def _main(args: argparse.Namespace) -> bool:
     try:
         async with open_systems("postgres" if args.bare else args.stores) as systems:
             for system in systems:
-                async with system:
-                    if system.store == "postgres":
-                        print(machine.summary_line(), await _compare_with_bare_route(system, args), sep="\n\n")
-                        if args.bare:
-                            return True
+                if isinstance(system, TimebellOnPostgres):
+                    print(await _compare_with_bare_route(system.server, args), end="\n\n")
+                if args.bare:
+                    continue
                 async with system:
                     rows += await _measure(system, args)
     finally:
