@@ -12,6 +12,12 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel, Field
 
 from benchmarks import child
 from timebell.api import health, server, v1
@@ -28,10 +34,60 @@ async def serve(url: str, _: dict[str, Any]) -> None:
     web = server.HttpApp(app, [health.router(app), v1.build_routes(app.features)], allow_local=True)
     async with server.serving(web, listening), app.running():
         child.print_json(port=listening.getsockname()[1])
-        reader = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        await reader.read()
+        await _wait_until_input_closes()
     await app.close()
+
+
+class BareJob(BaseModel):
+    """The body that the bare route accepts."""
+
+    topic: str
+    run_at: datetime = Field(alias="runAt")
+    payload: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+async def setup(url: str, _: dict[str, Any]) -> None:
+    """Create the table of the bare routes."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("CREATE TABLE bare (id uuid PRIMARY KEY, topic text, run_at timestamptz, body json)")
+    await connection.close()
+    child.print_json(ready=True)
+
+
+async def serve_bare(url: str, _: dict[str, Any]) -> None:
+    """Run a FastAPI application whose routes execute one statement with asyncpg, until standard input closes."""
+    pool = await asyncpg.create_pool(url, min_size=10, max_size=10)
+    await pool.execute(
+        "CREATE TABLE IF NOT EXISTS bare (id uuid PRIMARY KEY, topic text, run_at timestamptz, body json)"
+    )
+    bare = FastAPI()
+
+    @bare.post("/api/v1/jobs", status_code=201)
+    async def create_job(body: BareJob) -> dict[str, str]:
+        id_ = uuid4()
+        insert = "INSERT INTO bare (id, topic, run_at, body) VALUES ($1, $2, $3, $4)"
+        await pool.execute(insert, id_, body.topic, body.run_at, json.dumps(body.payload))
+        return {"id": str(id_)}
+
+    @bare.get("/api/v1/schedules")
+    async def list_schedules() -> dict[str, Any]:
+        rows = await pool.fetch("SELECT id, topic, run_at FROM bare WHERE id < $1 ORDER BY id LIMIT 50", UUID(int=0))
+        return {"items": [dict(row) for row in rows]}
+
+    listening = server.bind("127.0.0.1", 0)
+    config = uvicorn.Config(bare, log_config=None, access_log=False, lifespan="off", loop="none", http="httptools")
+    running = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listening]))
+    child.print_json(port=listening.getsockname()[1])
+    await _wait_until_input_closes()
+    running.cancel()
+    await pool.close()
+
+
+async def _wait_until_input_closes() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
 
 
 async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -107,4 +163,4 @@ async def bulk(url: str, spec: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    child.main({"serve": serve, "send_requests": send_requests, "bulk": bulk})
+    child.main({"setup": setup, "serve": serve, "serve_bare": serve_bare, "send_requests": send_requests, "bulk": bulk})

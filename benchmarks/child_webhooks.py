@@ -53,6 +53,18 @@ async def create(_url: str, _: dict[str, Any]) -> None:
     child.print_json(seconds=1.0, due=time.time(), created=time.time())
 
 
+def sign(number: int, payload: dict[str, Any]) -> tuple[dict[str, str], bytes]:
+    """Return the headers and the body of a webhook, as large as Timebell's and with a signature."""
+    id_ = f"0199c851-0000-7000-a000-{number:012x}"
+    body = orjson.dumps({"id": id_, "pad": "x" * 400, "data": {"payload": payload}})
+    at = str(int(time.time()))
+    signature = hmac.digest(KEY, b"%s.%s.%s" % (id_.encode(), at.encode(), body), "sha256")
+    return {
+        "content-type": "application/json", "webhook-id": id_, "webhook-timestamp": at,
+        "webhook-signature": f"v1,{base64.b64encode(signature).decode()}",
+    }, body  # fmt: skip
+
+
 async def work(_url: str, spec: dict[str, Any]) -> None:
     """Send `n` signed webhooks with aiohttp, each with a body as large as Timebell's."""
     import aiohttp
@@ -62,14 +74,7 @@ async def work(_url: str, spec: dict[str, Any]) -> None:
 
     async def send(session: aiohttp.ClientSession) -> None:
         for number in numbers:
-            id_ = f"0199c851-0000-7000-a000-{number:012x}"
-            body = orjson.dumps({"id": id_, "pad": "x" * 400, "data": {"payload": child.payload(number, due)}})
-            at = str(int(time.time()))
-            signature = hmac.digest(KEY, b"%s.%s.%s" % (id_.encode(), at.encode(), body), "sha256")
-            headers = {
-                "content-type": "application/json", "webhook-id": id_, "webhook-timestamp": at,
-                "webhook-signature": f"v1,{base64.b64encode(signature).decode()}",
-            }  # fmt: skip
+            headers, body = sign(number, child.payload(number, due))
             async with session.post(spec["webhook"], data=body, headers=headers) as response:
                 await response.read()
 

@@ -7,11 +7,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from benchmarks import machine, processes, report
 from benchmarks.machine import rss_mb
-from benchmarks.systems import open_systems
+from benchmarks.peers.systems import PEERS
+from benchmarks.systems import Server, TimebellOnPostgres, open_systems
+from benchmarks.workloads import SCALES, WORKLOADS
 
 LISTS = {
     "newest first": ["/jobs"],
@@ -33,7 +36,9 @@ def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lines", type=int, default=100_000, help="jobs created by POST /jobs/bulk")
     parser.add_argument("--backlog", type=int, default=1_000_000, help="pending jobs during the list requests")
     parser.add_argument("--pages", type=int, default=300, help="requests of each list")
-    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--connections", type=int, default=20)
+    parser.add_argument("--bare", action="store_true", help="only compare with a bare FastAPI route, on PostgreSQL")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of that comparison")
     return parser.parse_args(argv)
 
 
@@ -77,15 +82,38 @@ async def _measure(system: Any, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
+async def _compare_with_bare_route(server: Server, args: argparse.Namespace) -> str:
+    """Return the tables of W12 and W12r: Timebell beside a FastAPI route with asyncpg and one statement."""
+    sizes, tables = replace(SCALES["full"], requests=args.jobs), []
+    for workload in ("W12", "W12r"):
+        cells: list[dict[str, Any]] = [
+            {"system": system.name, "store": system.store, "processes": 1, "kind": system, "runs": []}
+            for system in (TimebellOnPostgres(server), PEERS["bare"](server))
+        ]
+        for _ in range(args.rounds):
+            for cell in cells:
+                async with cell["kind"] as system:
+                    cell["runs"].append(await WORKLOADS[workload](system, 1, sizes))
+        tables.append(
+            report.workload_table(workload, [{**cell, "median": report.medians(cell["runs"])} for cell in cells])
+        )
+    return "\n\n".join(tables)
+
+
 async def _main(args: argparse.Namespace) -> bool:
     rows = [["", "jobs", "per second", "p50 ms", "p99 ms", "failed"]]
     try:
-        async with open_systems(args.stores) as systems:
+        async with open_systems("postgres" if args.bare else args.stores) as systems:
             for system in systems:
+                if isinstance(system, TimebellOnPostgres):
+                    print(await _compare_with_bare_route(system.server, args), end="\n\n")
+                if args.bare:
+                    continue
                 async with system:
                     rows += await _measure(system, args)
     finally:
-        print(machine.summary_line(), report.format_table(rows), sep="\n\n")
+        if len(rows) > 1:
+            print(machine.summary_line(), report.format_table(rows), sep="\n\n")
     return all(row[-1] == "0" for row in rows[1:])
 
 

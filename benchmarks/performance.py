@@ -23,6 +23,7 @@ CHART_TITLES = {
     "W1": "jobs created per second", "W2": "jobs per second, from the instant at which all are due",
     "W3": "lag, p50 to p99", "W4": "lag with a backlog, p50 to p99", "W5": "lag of schedules, p50 to p99",
     **dict.fromkeys(("W6", "W7", "W8", "W8s", "W9"), "jobs per second, to durable completion"),
+    **dict.fromkeys(("W12", "W12r"), "requests per second"),
 }  # fmt: skip
 LONG_RUNS = {
     "plans": "Ten million pending jobs", "soak-postgres": "A soak on PostgreSQL", "soak-sqlite": "A soak on SQLite",
@@ -139,7 +140,7 @@ def pictures(cells: Sequence[Cell]) -> dict[str, str]:
 
 def _drawable(workload: str, cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells that have the figure of the chart, and whose jobs were created in time."""
-    figure = "jobs_s" if workload in ("W1", "W2", "W6", "W7", "W8", "W8s", "W9") else "lag_p99_ms"
+    figure = "jobs_s" if workload in ("W1", "W2", "W6", "W7", "W8", "W8s", "W9", "W12", "W12r") else "lag_p99_ms"
     return [cell for cell in cells if cell["median"].get(figure) and not cell["median"].get("created_late")]
 
 

@@ -26,6 +26,13 @@ COLUMNS: dict[str, Sequence[tuple[str, str, bool | None]]] = {
     ],
     "W6": [("jobs_s", "jobs/s", True), ("durable_s", "durable s", False), ("create_jobs_s", "created/s", True)],
     **dict.fromkeys(("W7", "W8", "W8s", "W9"), (("jobs_s", "jobs/s", True), ("worker_us", "worker us a job", False))),
+    **dict.fromkeys(
+        ("W12", "W12r"),
+        (
+            ("jobs_s", "requests/s", True), ("worker_us", "node us a request", False), ("lag_p50_ms", "p50 ms", False),
+            ("lag_p99_ms", "p99 ms", False),
+        ),
+    ),
     "tenants": [
         ("lag_p50_ms", "p50 ms", False), ("lag_p95_ms", "p95 ms", False), ("lag_max_ms", "max ms", False),
         ("flood_jobs_s", "flood jobs/s", True), ("flood_left", "flood left", None),
@@ -42,6 +49,8 @@ TITLES = {
     "W8": "plain functions, to durable completion",
     "W8s": "plain functions that sleep 2 ms, to durable completion",
     "W9": "signed webhooks to a receiver on this machine, to durable completion",
+    "W12": "jobs created over HTTP, one per request",
+    "W12r": "lists of schedules over HTTP, without schedules",
     "tenants": "jobs of one tenant during a flood of another's jobs",
 }
 SUMMED_FIGURES = ("lost", "dup", "early", "not_completed")

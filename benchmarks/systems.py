@@ -110,6 +110,8 @@ class BenchmarkedSystem(ABC):
     """The workloads that it can run."""
     max_jobs: ClassVar[Mapping[str, int]] = {}
     """Reduced number of jobs by workload."""
+    http_command = "serve"
+    """The command of child_http.py that serves HTTP."""
     server_pid: int | None = None
     server_version: str | None = None
     """Name and version of its server, if that is not PostgreSQL."""
@@ -142,7 +144,7 @@ class BenchmarkedSystem(ABC):
         """Return the number of completed jobs in the store; None if the store deletes them."""
 
 
-ALL_WORKLOADS = BenchmarkedSystem.workloads | {"W7", "W8", "W8s", "W9", "tenants"}
+ALL_WORKLOADS = BenchmarkedSystem.workloads | {"W7", "W8", "W8s", "W9", "W12", "W12r", "tenants"}
 
 
 class OnPostgres(BenchmarkedSystem):

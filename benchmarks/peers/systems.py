@@ -195,6 +195,18 @@ class Huey(OnRedis):
         return await _count(self.redis.llen("huey.redis.bench"))
 
 
+class BareRoute(OnPostgres):
+    """FastAPI routes that execute one statement with asyncpg, without authentication, limits or an audit log."""
+
+    name = "bare FastAPI route"
+    module = "child_http"
+    http_command = "serve_bare"
+    workloads = frozenset(("W12", "W12r"))
+    batch = 1
+    table = "bare"
+    unfinished_sql = "SELECT false"
+
+
 class BareHttpClient(BenchmarkedSystem):
     """aiohttp's client alone, which posts the bodies and signatures of W9 without a queue."""
 
@@ -243,6 +255,7 @@ PEERS: dict[str, type[OnPostgres] | type[OnRedis] | type[BareHttpClient]] = {
     "dramatiq": Dramatiq,
     "huey": Huey,
     "aiohttp": BareHttpClient,
+    "bare": BareRoute,
 }
 """In display order."""
 

@@ -85,9 +85,10 @@ def router(app: Timebell) -> APIRouter:
 
 
 def _node_facts(app: Timebell, service: Service) -> NodeFacts:
-    free = sum(pool.free_slots for pool in service.worker.pools)
-    options = service.node.options
+    options, pools = service.node.options, service.worker.pools
+    running = sum(pool.slots - pool.free_slots for pool in pools)
+    free = max(0, options.slots + options.threads - running)
     return NodeFacts(
         package_version(), tzdata_version(), service.leader.fence is not None,
-        round((system_now() - app.clock.now()).total_seconds(), 6), options.slots + options.threads - free, free,
+        round((system_now() - app.clock.now()).total_seconds(), 6), running, free,
     )  # fmt: skip

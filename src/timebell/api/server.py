@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from timebell import tracing
 from timebell.api.authentication import Authenticator
@@ -175,28 +175,60 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-class _HeadTimeoutProtocol(H11Protocol):
-    """Close connections that do not send a complete request head in time.
+class _ResponseUntilClose(RequestResponseCycle):
+    """Response to an HTTP/1.0 client: without a length, it ends with the connection, as 1.0 has no chunks."""
+
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        if message["type"] == "http.response.start":
+            if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+                self.chunked_encoding, self.expected_content_length = False, sys.maxsize
+        elif self.chunked_encoding is False and not message.get("more_body", False):
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)  # type: ignore[arg-type]
+
+
+class _LimitedHeadProtocol(HttpToolsProtocol):
+    """Refuse request heads that are too long, and close connections that do not send a complete one in time.
 
     HEAD_TIMEOUT_SECONDS count from the start of the connection, and from the first byte of each further request.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
+    _head_size: int | None = 0
+    """Bytes received of an incomplete head, including the rest of their packets; None during a body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
+        # Instead of the parser, `_refuse_head` refuses requests with both lengths, with a code.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_chunked_length=True)
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and self.conn.their_state is h11.IDLE:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
+        if self._head_size is not None:
+            self._head_size += len(data)
+            self._start_head_timer()
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._cancel_head_timer()
+        if self._head_size is not None and self._head_size > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self._head_size = None
+        self._cancel_head_timer()
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _ResponseUntilClose  # the protocol offers no other way; its task has not begun
+
+    def on_message_complete(self) -> None:
+        self._head_size = 0
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
         super().connection_lost(exc)
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -217,8 +249,7 @@ async def serving(web: HttpApp, listening: socket.socket) -> AsyncIterator[None]
     """Serve HTTP while the block runs."""
     config = uvicorn.Config(
         web, log_config=None, access_log=False, lifespan="off", loop="none", ws="none", server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS, http=_HeadTimeoutProtocol,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        proxy_headers=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS, http=_LimitedHeadProtocol,
     )  # fmt: skip
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listening]), name="timebell-http")

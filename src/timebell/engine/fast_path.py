@@ -109,7 +109,10 @@ class FastPath:
             return None
         running.start(task := asyncio.current_task())
         clean_context = copy_context()
-        result, rest = self.deliver(running, handler, event, self._publisher())
+        if handler.is_async:
+            result, rest = self.deliver(running, handler, event, self._publisher())
+        else:
+            result, rest = None, self.deliver_to_thread(running, handler, event)
         if (duration := monotonic() - started_at) >= BLOCKING_STEP_SECONDS:
             warn_blocking(duration, attempt.topic, handler.function)
         if rest is None:
@@ -174,6 +177,13 @@ class FastPath:
             return None, _raise(exc)
         step_clock = self.node.handlers.monotonic or self.node.clock.monotonic
         return None, WatchedCoroutine(call, step_clock, attempt.topic, handler.function, awaited, first_step_done=True)
+
+    def deliver_to_thread(self, running: RunningAttempt, handler: FastHandler, event: Arrived) -> Awaitable[Any]:
+        """Hand the call of a plain function over to a thread; return the rest of the call."""
+        attempt = running.attempt
+        revision = None if attempt.schedule_id is None else self.node.cached_revision(attempt)
+        self.deliverer.record_start(attempt, event.fired_at, revision, self._publisher())
+        return self.node.handlers.call_in_thread(handler.function, event)
 
     def outcome(self, attempt: Attempt, result: object, now: datetime) -> Completion:
         """Return the completion of an attempt whose handler returned `result`."""

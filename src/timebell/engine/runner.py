@@ -99,9 +99,7 @@ class Runner:
             case Outcome():
                 return self.completions.from_outcome(attempt, result)
             case Snooze():
-                return self.completions.postponed(
-                    attempt, now + timedelta(seconds=result.delay), "The handler snoozed the job."
-                )
+                return self.completions.postponed(attempt, now + timedelta(seconds=result.delay), result.reason)
             case Cancel():
                 return Completion(attempt.id, attempt.number, JobState.CANCELLED, now, reason=result.reason or None)
         running.transition(AttemptEvent.CANCEL)

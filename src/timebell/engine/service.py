@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from zlib import crc32
@@ -28,6 +27,7 @@ from timebell.store.cluster import nodes
 from timebell.store.jobs import claim
 from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.schedules import schedules
+from timebell.targets.thread_pool import ThreadPool
 
 log = logging.getLogger("timebell.engine")
 
@@ -65,7 +65,7 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Run all services while the block runs, then drain and deregister. Raises StoreError if startup fails."""
         node = self.node
-        node.handlers.threads = ThreadPoolExecutor(node.options.threads, thread_name_prefix="timebell")
+        node.handlers.threads = ThreadPool(node.options.threads, node.clock.monotonic)
         node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
         await self.heartbeat.start()
@@ -100,7 +100,7 @@ class Service:
                 await self.worker.runner.pre_delivery_check.close()
                 await self.remote_workers.close()
                 await self._deregister()
-                node.handlers.threads.shutdown(wait=False, cancel_futures=True)
+                node.handlers.threads.shutdown()
                 node.wakeups.close()
 
     def _on_commit(self, subjects: frozenset[str]) -> None:

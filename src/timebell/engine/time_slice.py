@@ -30,6 +30,8 @@ class TimeSlice:
         self._monotonic = monotonic
         self._wait_for_write = wait_for_write
         self._ends_at: float | None = None
+        self._next_slice: asyncio.Event | None = None
+        """Set when attempts may start again; None if none waits for that."""
 
     @property
     def ends_at(self) -> float:
@@ -41,12 +43,22 @@ class TimeSlice:
 
     async def wait(self) -> None:
         """Wait until an attempt may start."""
-        while self._monotonic() >= (ends_at := self.ends_at):
+        while self._monotonic() >= self.ends_at:
+            if self._next_slice is None:
+                await self._run_others()
+            else:
+                await self._next_slice.wait()
+
+    async def _run_others(self) -> None:
+        """Let other tasks run and completions be written; the next attempt then begins a slice."""
+        self._next_slice = asyncio.Event()
+        try:
             for _ in range(YIELDED_ITERATIONS):
                 await asyncio.sleep(0)  # noqa: TID251 - an iteration, not a time
             await self._wait_for_write()
-            if self._ends_at == ends_at:  # otherwise another attempt has begun the next slice
-                self._ends_at = None
+        finally:
+            self._next_slice.set()
+            self._ends_at = self._next_slice = None
 
     def _end_unused(self) -> None:
         """End the slice in the next iteration of the loop if time is left: other tasks have run."""

@@ -44,16 +44,25 @@ MAX_ATTEMPTS_WITHOUT_SLOT = 2000  # of a pool, that wait for external data befor
 
 @dataclass(slots=True)
 class SlotPool:
-    """Slots for one kind of attempt: on the event loop, or in threads."""
+    """Slots for one kind of attempt: on the event loop, or in threads. A claim takes at most `batch_size` jobs."""
 
     routes: Routes
-    free_slots: int
-    max_claim: int
-    """Maximum jobs per claim: half of the slots, so that some jobs run while the next ones are claimed."""
+    slots: int
+    batch_size: int
+    free_slots: int = field(init=False)
+    """Negative if there are fewer slots than before, and all of them are occupied."""
     attempts_without_slot: int = 0
     """Attempts that gave their slot to others, because they wait for external data."""
     turns: deque[asyncio.Future[None]] = field(default_factory=deque)
     """Attempts that have their data, and wait for a free slot."""
+
+    def __post_init__(self) -> None:
+        self.free_slots = self.slots
+
+    @property
+    def max_claim(self) -> int:
+        """Maximum jobs per claim: half of the slots, so that some jobs run while the next ones are claimed."""
+        return min(-(-self.slots // 2), self.batch_size)
 
 
 class ClaimResult(NamedTuple):
@@ -78,7 +87,7 @@ class Worker:
             | frozenset(named_target_route(kind) for kind in node.named_targets)
         )
         self.pools = [
-            SlotPool(routes, slots, min(-(-slots // 2), node.options.batch_size))
+            SlotPool(routes, slots, node.options.batch_size)
             for routes, slots in (
                 (node.handlers.routes(is_async=True) | target_routes, node.options.slots),
                 (node.handlers.routes(is_async=False), node.options.threads),
@@ -127,6 +136,8 @@ class Worker:
     async def step(self) -> datetime | None:
         """Claim due jobs up to the free slots. Returns when to scan again (None: on the next wake-up)."""
         node = self.node
+        if node.handlers.threads is not None:
+            self._resize(self.pools[1], node.handlers.threads.capacity())
         free_pools = [pool for pool in self._active_pools if pool.free_slots > 0]
         if node.stopping or not free_pools:
             self._backlogged = True
@@ -379,13 +390,19 @@ class Worker:
             if not turn.done() or turn.cancelled():
                 pool.free_slots -= 1
 
+    def _resize(self, pool: SlotPool, slots: int) -> None:
+        """Change the number of slots of a pool."""
+        added = slots - pool.slots
+        pool.slots = slots
+        self._free_slots(added, pool)
+
     def _free_slots(self, count: int, pool: SlotPool) -> None:
-        """Return slots to the attempts that wait for one, then to the pool; wake the worker if it was exhausted."""
-        while count and pool.turns:
+        """Return slots to the pool, first to attempts that wait for one; wake the worker if the pool was exhausted."""
+        pool.free_slots += count
+        while pool.free_slots > 0 and pool.turns:
             turn = pool.turns.popleft()
             if not turn.done():
                 turn.set_result(None)
-                count -= 1
-        pool.free_slots += count
+                pool.free_slots -= 1
         if 0 < pool.free_slots <= count:  # it was exhausted, so the last scan ignored this pool
             self.node.wakeups.worker.wake()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Executable, Table, text
 from sqlalchemy.engine import CursorResult
@@ -37,6 +37,19 @@ def is_soon(job_due_at: datetime, now: datetime) -> bool:
 
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+
+_Operation = TypeVar("_Operation", bound=Callable[..., Any])
+READ_ONLY_OPERATIONS: set[Callable[..., Any]] = set()
+
+
+def read_only(operation: _Operation) -> _Operation:
+    """Mark an operation that writes and locks nothing, and does not rely on two statements seeing the same data.
+
+    On PostgreSQL, `Store.run` executes it without BEGIN and COMMIT, which cost as much as a short statement.
+    """
+    READ_ONLY_OPERATIONS.add(operation)
+    return operation
+
 
 # Called with "<operation>.<n>" before the n-th statement, and with "<operation>.commit" and "<operation>.done". Set
 # only by tests, to crash at a chosen statement.

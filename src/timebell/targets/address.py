@@ -16,6 +16,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from timebell.errors import InvalidInput, Refused
 
@@ -61,6 +62,8 @@ _URL = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _NETWORK_FIX = f"Specify networks such as 10.20.0.0/16, within {', '.join(map(str, PRIVATE_NETWORKS))}."
+CACHE_SIZE = 4_096
+"""Texts whose parsed form is cached. Whether an address is allowed is decided anew for each delivery."""
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -160,7 +163,7 @@ class AddressGuard:
                 [endpoint.host] if _parse_address(endpoint.host) else await self._resolve(endpoint.host, endpoint.port)
             )
             listener_addresses = await self._listener_addresses(endpoint.port)
-            addresses = [ipaddress.ip_address(host) for host in hosts]
+            addresses = [_parse_address(host) or ipaddress.ip_address(host) for host in hosts]
             if addresses and all(
                 self._is_scheme_allowed(endpoint, address)
                 and self.allows(address)
@@ -200,7 +203,7 @@ class AddressGuard:
         for host, listener_port in self._listeners:
             if listener_port == port:
                 hosts += [host] if _parse_address(host) else await self._resolve(host, port)
-        return [ipaddress.ip_address(host) for host in hosts]
+        return [_parse_address(host) or ipaddress.ip_address(host) for host in hosts]
 
 
 def _matches_listener(address: Address, listener_addresses: list[Address]) -> bool:
@@ -246,7 +249,12 @@ def _unwrap(address: Address) -> Address:
 
 
 def _parse(url: object) -> Endpoint:
-    match = _URL.fullmatch(url) if isinstance(url, str) and len(url) <= 2048 else None
+    return _parse_text(url if isinstance(url, str) and len(url) <= 2048 else "")
+
+
+@lru_cache(CACHE_SIZE)
+def _parse_text(url: str) -> Endpoint:
+    match = _URL.fullmatch(url)
     host = _normalize_host(match["v6"], match["name"]) if match else None
     if match is None or host is None:
         raise InvalidInput(
@@ -278,6 +286,7 @@ def _normalize_host(v6: str | None, name: str | None) -> str | None:
     return ".".join(labels) if all(map(_LABEL.fullmatch, labels)) else None
 
 
+@lru_cache(CACHE_SIZE)
 def _parse_address(host: str) -> Address | None:
     try:
         return ipaddress.ip_address(host)

@@ -48,6 +48,11 @@ class AttemptHandle(Protocol):
     @property
     def should_stop(self) -> bool: ...
 
+    @property
+    def lease_until(self) -> float:
+        """When the lease of the attempt ends, unless it is renewed (monotonic seconds)."""
+        ...
+
     def report_progress(self, fraction: float | None, text: str | None) -> None:
         """Store the progress of the attempt soon. Returns immediately; thread-safe."""
         ...

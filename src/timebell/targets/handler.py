@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import CoroutineType
@@ -28,6 +26,7 @@ from timebell.targets.base import AttemptHandle, Delivery, Outcome, TransactionB
 from timebell.targets.event_loop_watch import WatchedCoroutine
 from timebell.targets.exceptions import failed_outcome
 from timebell.targets.payloads import PayloadType
+from timebell.targets.thread_pool import NotStarted, ThreadPool
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -120,9 +119,21 @@ class Arrived(Generic[P]):
 class Snooze(Exception):
     """Raise in a handler to run the job again after `delay` (seconds or timedelta); uses no attempt of the budget."""
 
+    reason = "The handler snoozed the job."
+
     def __init__(self, delay: float | timedelta) -> None:
         self.delay = parse_seconds(delay, "snooze delay")
         super().__init__(f"snoozed for {self.delay:g} s")
+
+
+class NoFreeThread(Snooze):
+    """No thread became free for the handler of a claimed job, which becomes pending again."""
+
+    reason = "No thread became free for the handler in time."
+
+    def __init__(self) -> None:
+        self.delay = 0.0
+        Exception.__init__(self, self.reason)
 
 
 class Cancel(Exception):
@@ -198,14 +209,15 @@ class JobDefaults(NamedTuple):
 
 @dataclass(slots=True)
 class FastHandler:
-    """The only handler of a topic, if it is a coroutine function without middleware: callable on the fast path."""
+    """The only handler of a topic without middleware, if it is a coroutine or plain function."""
 
-    function: Callable[[Arrived], Coroutine[Any, Any, Any]]
+    function: Callable[[Arrived], Any]
     timeout: float | None
     payload: PayloadType | None
     retry: Retry | None = None
     finishes_immediately: bool = True
-    """True if its last call finished in the first step."""
+    """True if its last call finished in the first step; always False for a plain function, which runs in a thread."""
+    is_async: bool = True
 
 
 class Handlers:
@@ -223,7 +235,7 @@ class Handlers:
         """Return the fast-path handler of a topic, or None (cached)."""
         self.job_defaults = functools.lru_cache(maxsize=10_000)(self._find_job_defaults)
         """Return the defaults of new jobs of a topic (cached)."""
-        self.threads: Executor | None = None
+        self.threads: ThreadPool | None = None
         self.monotonic: Callable[[], float] | None = None
         """The node's clock, for detecting blocking handlers."""
 
@@ -274,11 +286,14 @@ class Handlers:
         matching = self.handlers_for(topic)
         if len(matching) != 1 or self._middleware:
             return None
-        function: Any = matching[0].function
-        code = getattr(function, "__code__", None)  # None for callable objects, which may not be coroutine functions
-        if code is None or not code.co_flags & inspect.CO_COROUTINE:
+        handler = matching[0]
+        code = getattr(handler.function, "__code__", None)
+        # Callable objects and wrappers with an async function inside may not be coroutine functions.
+        if handler.is_async and (code is None or not code.co_flags & inspect.CO_COROUTINE):
             return None
-        return FastHandler(function, matching[0].timeout, matching[0].payload, matching[0].retry)
+        return FastHandler(
+            handler.function, handler.timeout, handler.payload, handler.retry, handler.is_async, handler.is_async
+        )
 
     def routes(self, *, is_async: bool) -> Routes:
         """Return the routes of the async or of the sync handlers."""
@@ -359,11 +374,18 @@ class Handlers:
 
     async def _call(self, handler: Handler, event: Arrived) -> Any:
         if not handler.is_async:
-            call = functools.partial(contextvars.copy_context().run, _call_sync, handler.function, event)
-            returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
-        else:
-            returned = handler.function(event)
+            return await self.call_in_thread(handler.function, event)
+        returned = handler.function(event)
         return await returned if inspect.isawaitable(returned) else returned
+
+    async def call_in_thread(self, function: HandlerFunction, event: Arrived) -> Any:
+        """Call a plain function in a thread. Raises Snooze if the call could not start in time."""
+        assert self.threads is not None
+        try:
+            returned = await self.threads.call(functools.partial(_call_sync, function, event, self.monotonic))
+        except NotStarted:
+            raise NoFreeThread from None
+        return await returned if returned is not None and inspect.isawaitable(returned) else returned
 
     async def close(self) -> None:
         """Do nothing: handlers hold no resources."""
@@ -500,8 +522,15 @@ def check_topic(topic: str) -> str:
     return topic
 
 
-def _call_sync(function: HandlerFunction, event: Arrived) -> Any:
-    """Call a sync handler. A StopIteration, which a future cannot carry, becomes a RuntimeError."""
+def _call_sync(function: HandlerFunction, event: Arrived, monotonic: Callable[[], float] | None) -> Any:
+    """Call a sync handler. A StopIteration, which a future cannot carry, becomes a RuntimeError.
+
+    Raises NotStarted if its lease has expired meanwhile, so that another node may run the job: this node may have been
+    frozen while the call waited for a thread.
+    """
+    handle = event._attempt
+    if handle is not None and monotonic is not None and monotonic() >= handle.lease_until:
+        raise NotStarted
     try:
         return function(event)
     except StopIteration as stop:

@@ -14,7 +14,7 @@ from timebell.model.audit_values import list_changes
 from timebell.model.page import Page
 from timebell.recurrence.instants import format_instant
 from timebell.store.schema import audit_log
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 
 DONE, REFUSED = "done", "refused"
 
@@ -77,6 +77,7 @@ def write_record(tx: Transaction, record: AuditRecord) -> None:
     })  # fmt: skip
 
 
+@read_only
 def list_records(
     tx: Transaction, tenant_id: str, limit: int, before: str | None, wanted: AuditFilter = NO_FILTER
 ) -> Page[AuditRecord]:
@@ -94,6 +95,7 @@ def list_records_after(
     return [_record_from_row(row) for row in tx.execute(query.order_by(audit_log.c.id).limit(limit))]
 
 
+@read_only
 def list_history(
     tx: Transaction, tenant_id: str, kind: str, subject: str, limit: int, before: str | None
 ) -> Page[AuditRecord]:

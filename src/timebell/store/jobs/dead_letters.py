@@ -26,7 +26,7 @@ from timebell.store.jobs.indexes import UnindexedFilter
 from timebell.store.schedules.actions import next_free_manual_instant
 from timebell.store.schema import finished, jobs, schedules
 from timebell.store.time_cursor import decode_time_cursor, encode_time_cursor
-from timebell.store.transaction import JOBS, Transaction
+from timebell.store.transaction import JOBS, Transaction, read_only
 from timebell.store.types import from_micros, to_micros
 
 DISCARDED = "discarded"
@@ -203,11 +203,13 @@ class DeadLetterFilter:
         return and_(*conditions)
 
 
+@read_only
 def count(tx: Transaction, tenant_id: str, filters: DeadLetterFilter) -> int:
     """Return the number of selected dead letters."""
     return int(tx.execute(select(func.count()).select_from(finished).where(filters.where(tenant_id))).scalar_one())
 
 
+@read_only
 def list_page(tx: Transaction, tenant_id: str, filters: DeadLetterFilter, limit: int, cursor: str | None) -> Page[Job]:
     """Return a page of dead letters, latest failure first. Raises InvalidInput (INVALID_CURSOR)."""
     query = select(finished).where(filters.where(tenant_id))
@@ -232,6 +234,7 @@ class DeadLetterGroup:
     latest: Job
 
 
+@read_only
 def list_groups(
     tx: Transaction, tenant_id: str, filters: DeadLetterFilter, columns: Sequence[str], limit: int
 ) -> list[DeadLetterGroup]:

@@ -12,7 +12,7 @@ from timebell.model.job import Hold, JobState
 from timebell.model.limits import Limits
 from timebell.store.jobs.indexes import split_by_running
 from timebell.store.schema import jobs, queues
-from timebell.store.transaction import JOBS, SCHEDULES, Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction, read_only
 
 ALL_QUEUES = "*"  # pausing this row stops all planning and claiming
 
@@ -31,6 +31,7 @@ class Queue:
     running: int = 0
 
 
+@read_only
 def list_queues(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
     """Return the queues that have a row (including `*`) or a live job of this tenant, by name.
 

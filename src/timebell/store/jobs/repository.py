@@ -25,7 +25,7 @@ from timebell.store.jobs.serial import complete_serial, lock_schedules, release_
 from timebell.store.jobs.target_queues import assign_queues
 from timebell.store.recent_writes import CREATIONS
 from timebell.store.schema import finished, jobs, requests, tenants
-from timebell.store.transaction import STOPS, Transaction
+from timebell.store.transaction import STOPS, Transaction, read_only
 
 
 def create(
@@ -318,6 +318,7 @@ _RESCHEDULED_FIELDS = (
 )
 
 
+@read_only
 def find_job(tx: Transaction, tenant_id: str | None, job_id: str, *, finished_only: bool = False) -> Job | None:
     """Find a live or finished job. Set `finished_only` if it is known to be finished, to save a look-up."""
     row = None if finished_only else tx.execute(select(jobs).where(_by_id(jobs, tenant_id, job_id))).first()
@@ -330,6 +331,7 @@ def _by_id(table: Any, tenant_id: str | None, job_id: str) -> ColumnElement[bool
     return table.c.id == job_id if tenant_id is None else and_(table.c.id == job_id, table.c.tenant_id == tenant_id)
 
 
+@read_only
 def list_jobs(
     tx: Transaction,
     filters: Mapping[str, Any],

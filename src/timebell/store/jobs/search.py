@@ -22,7 +22,7 @@ from timebell.model.page import Page
 from timebell.store.jobs.indexes import UnindexedFilter
 from timebell.store.jobs.repository import find_last_examined, job_from_row, select_newest_of_states
 from timebell.store.schema import finished, jobs, requests
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 
 NARROW_PERIOD_ROWS = 20_000
 ID_CLOCK_TOLERANCE = timedelta(hours=1)
@@ -90,6 +90,7 @@ class JobSearch:
         )
 
 
+@read_only
 def search_jobs(
     tx: Transaction, filters: Mapping[str, Any], states: Collection[JobState], search: JobSearch, limit: int,
     after: str | None, min_attempts: int = 0,

@@ -16,7 +16,7 @@ from timebell.store.jobs.indexes import UnindexedFilter, select_due
 from timebell.store.jobs.repository import COUNT_LIMIT, job_from_row
 from timebell.store.schema import jobs
 from timebell.store.time_cursor import decode_time_cursor, encode_time_cursor
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 from timebell.store.types import EPOCH
 
 MAX_TOPICS = 20
@@ -59,6 +59,7 @@ def list_unhandled(tx: Transaction, tenant_id: str) -> list[UnhandledTopic]:
     return [UnhandledTopic(row.topic, row.held_count, row.oldest, handled.nearest(row.topic)) for row in rows]
 
 
+@read_only
 def list_handled(tx: Transaction, tenant_id: str) -> Routes:
     """Return the routes of all nodes and remote workers that have a row and run jobs of a tenant.
 
@@ -73,6 +74,7 @@ def list_handled(tx: Transaction, tenant_id: str) -> Routes:
     return handled
 
 
+@read_only
 def list_next_due(tx: Transaction, tenant_id: str, queue: str | None, limit: int, cursor: str | None) -> Page[Job]:
     """Return a page of a tenant's pending jobs that are not held, all or those of a queue, earliest due time first.
 

@@ -14,7 +14,7 @@ from timebell.model.schedule import Schedule
 from timebell.store.jobs import queues
 from timebell.store.schedules.rows import schedule_from_row, spec_from_row, try_schedule_from_row
 from timebell.store.schema import finished, revisions, schedules
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 
 ANY_LABELS: Mapping[str, str] = {}
 NEVER = datetime(2300, 1, 1, tzinfo=UTC)  # sorts schedules without a next run last
@@ -24,6 +24,7 @@ SORT_KEYS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+@read_only
 def find_schedule(
     tx: Transaction, tenant_id: str, *, id_: str | None = None, name: str | None = None
 ) -> Schedule | None:
@@ -39,6 +40,7 @@ def find_created_at(tx: Transaction, tenant_id: str, name: str) -> datetime | No
     return tx.execute(select(schedules.c.created_at).where(by_name)).scalar()
 
 
+@read_only
 def list_schedules(
     tx: Transaction, tenant_id: str | None, limit: int, after: str | None, *,
     name: str | None = None, enabled: bool | None = None, topic: str | None = None,
@@ -74,6 +76,7 @@ def count_schedules(tx: Transaction, tenant_id: str) -> dict[bool, int]:
     return {bool(row.enabled): int(row.many) for row in tx.execute(query.group_by(schedules.c.enabled))}
 
 
+@read_only
 def list_recent_outcomes(tx: Transaction, ids: Sequence[str], count: int) -> dict[str, list[str]]:
     """Return the outcomes of the last `count` occurrences by schedule id, newest first: a state, or a skip reason."""
     earlier = finished.alias()

@@ -11,7 +11,7 @@ from sqlalchemy import Row, insert, select, update
 from timebell.model.page import Page
 from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import keys
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 from timebell.tenancy.keys import Key
 from timebell.tenancy.roles import Role
 
@@ -31,6 +31,7 @@ def create_key(tx: Transaction, key: Key, digest: str) -> Key:
     return key
 
 
+@read_only
 def find_key(tx: Transaction, id_: str) -> tuple[Key, str] | None:
     """Return the key with this id and its digest; None if there is none."""
     row = tx.execute(select(keys).where(keys.c.id == id_)).first()

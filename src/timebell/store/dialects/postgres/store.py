@@ -38,7 +38,15 @@ from timebell.store.dialects.pulse import Pulse
 from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
-from timebell.store.transaction import NO_SUBJECTS, NO_VALUES, Row, SqlTransaction, Steps, Transaction
+from timebell.store.transaction import (
+    NO_SUBJECTS,
+    NO_VALUES,
+    READ_ONLY_OPERATIONS,
+    Row,
+    SqlTransaction,
+    Steps,
+    Transaction,
+)
 from timebell.store.unavailability import POSTGRES_STATES, READ_ONLY, UNREACHABLE, Unavailability, unavailable
 from timebell.store.urls import parse_database_url, split_hosts
 from timebell.store.version import schema_outdated
@@ -161,7 +169,8 @@ class PostgresStore:
         self._loop = self._handler_engine = self._request_engine = self._thread_engine = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = await self._run_on_pool(self._transact, operation, args, kwargs)
+        runner = self._read if operation in READ_ONLY_OPERATIONS else self._transact
+        result: R = await self._run_on_pool(runner, operation, args, kwargs)
         return result
 
     async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -302,6 +311,15 @@ class PostgresStore:
         tx.steps.at("done")
         self._publish(tx.subjects, tx.written)
         return result
+
+    def _read(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
+        tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
+        try:
+            return operation(tx, *args, **kwargs)
+        except Exception as error:
+            if tx._driver().is_closed():  # there is nothing to commit, so it can be repeated
+                raise _LostBeforeCommit(error) from error
+            raise
 
     def _autocommit(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
@@ -528,8 +546,8 @@ def engine_for(
     engine = create_async_engine(
         "postgresql+asyncpg://",
         isolation_level="AUTOCOMMIT",
-        pool_size=pool_size,
-        max_overflow=pool_size,
+        pool_size=2 * pool_size,
+        max_overflow=0,  # connections of an overflow would be closed after each use
         pool_timeout=pool_timeout,
         pool_use_lifo=True,  # plans are cached per connection: prefer the one used last
         connect_args={
