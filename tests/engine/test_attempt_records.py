@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import timedelta
 
 from timebell import Arrived, Retry, Snooze
@@ -73,6 +74,21 @@ async def test_tracebacks_are_bounded_and_masked(world: World) -> None:
     for secret in ("a-very-secret-key", "hunter22"):
         assert secret not in str(record)
     assert "targets/handler.py" not in traceback
+
+
+@virtual
+async def test_tracebacks_of_async_handlers_begin_with_their_own_frame(world: World) -> None:
+    app = world.app()
+
+    @app.on("a", retry=Retry(attempts=1))
+    async def fail(_: Arrived) -> None:
+        raise RuntimeError("no kettle")
+
+    job = await app.schedule_at("a")
+    async with engine(app):
+        await world.advance(seconds=1)
+    (record,) = (await app.get(job.id)).attempts
+    assert re.findall(r"in (\w+)\n", record["traceback"]) == ["fail"]
 
 
 @virtual

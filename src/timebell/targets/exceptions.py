@@ -10,7 +10,10 @@ from timebell.targets.base import Outcome
 MAX_FRAMES = 40
 """Frames per exception, the innermost ones."""
 MAX_TRACEBACK_LENGTH = 8_000
-_CALLER = str(Path(__file__).with_name("handler.py"))
+_PACKAGE = Path(__file__).parents[1]
+_CALLERS = {
+    str(_PACKAGE / file) for file in ("targets/handler.py", "targets/event_loop_watch.py", "engine/fast_path.py")
+}
 
 
 def failed_outcome(exc: BaseException, *, retryable: bool) -> Outcome:
@@ -27,7 +30,7 @@ def format_traceback(exc: BaseException) -> str:
     """
     trace = first = exc.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == _CALLER and trace.tb_next is not None:
+        if trace.tb_frame.f_code.co_filename in _CALLERS and trace.tb_next is not None:
             first = trace.tb_next
         trace = trace.tb_next
     text = "".join(TracebackException(type(exc), exc, first, limit=-MAX_FRAMES).format())
