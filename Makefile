@@ -16,7 +16,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all mutate fuzz screens check format openapi docs bench measure figures sbom lock clean
+.PHONY: help run test test-all mutate fuzz screens check format openapi docs pictures bench measure figures sbom lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis,
 
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens
+
+pictures: $(VENV)/.dev ## record the terminal session and take the screenshots of the documentation
+	$(BIN)/python -m scripts.recording
+	$(BIN)/python -m scripts.pictures
 
 check: $(VENV)/.dev ## format, lint, types, import directions, language, licenses
 	$(BIN)/ruff format --check .
