@@ -16,7 +16,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all mutate fuzz screens check format openapi docs bench measure figures sbom lock clean
+.PHONY: help run test test-all mutate fuzz screens check format openapi docs pictures bench measure figures sbom release lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis,
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens
 
+pictures: $(VENV)/.dev ## record the terminal session and take the screenshots of the documentation
+	$(BIN)/python -m scripts.recording
+	$(BIN)/python -m scripts.pictures
+
 check: $(VENV)/.dev ## format, lint, types, import directions, language, licenses
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -95,6 +99,9 @@ figures: $(VENV)/.dev ## what an installation costs: size and time of pip instal
 
 sbom: $(VENV)/.dev ## write sbom.json, the CycloneDX bill of materials of timebell[server]
 	$(BIN)/python scripts/sbom.py > sbom.json
+
+release: $(VENV)/.dev ## build the files of a release into build/release (VERSION=0.1.0): packages, notes, SBOM, checksums
+	$(BIN)/python -m scripts.release $(VERSION)
 
 lock: $(VENV)/.dev ## pin the newest versions, with hashes
 	$(PIP) install uv

@@ -70,8 +70,9 @@ def test_compose_file_uses_existing_settings_and_secrets() -> None:
 
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [("hadolint", ["deploy/Dockerfile"]),
-     ("check-jsonschema", ["--builtin-schema", "vendor.compose-spec", "deploy/compose.yaml"]),
+    [("hadolint", ["deploy/Dockerfile", "examples/shop/Dockerfile"]),
+     ("check-jsonschema", ["--builtin-schema", "vendor.compose-spec", "deploy/compose.yaml",
+                           "examples/shop/compose.yaml"]),
      ("check-jsonschema", ["--builtin-schema", "vendor.github-issue-forms", ".github/ISSUE_TEMPLATE/bug.yml",
                            ".github/ISSUE_TEMPLATE/feature.yml"])],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.publish_site import publish
 from timebell.api import v1
 
 from .pages import DOCS, ROOT
@@ -62,9 +64,9 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
         name = str(page.relative_to(DOCS)).removesuffix(".md")
         name = "index" if name == "README" else name
         assert (site / f"{name}.html").is_file(), name
-        folder = {"guides", "start", "reference", "internals"} & {name.partition("/")[0]}
+        folder = {"guides", "start", "compare", "reference", "internals"} & {name.partition("/")[0]}
         assert name == "index" or folder or f'href="{name}.html"' in home, name
-    for tab in ("Start", "Scheduler service", "Library", "Push", "Triggers and reminders", "Recipes", "Reference"):
+    for tab in ("Home", "Learn", "Guides", "Cookbook", "Troubleshooting", "Compare", "Reference", "Internals"):
         assert re.search(rf">\s*{tab}\s*<", home), tab
 
 
@@ -85,17 +87,37 @@ def test_pages_load_nothing_from_other_origins(site: Path) -> None:
         assert set(re.findall(r"https?://[\w-]+\.[\w./-]+", code)) <= URLS_IN_SCRIPTS, script
 
 
-def test_command_and_operation_pages_are_generated_from_the_code(site: Path) -> None:
-    commands = (site / "reference" / "commands.html").read_text()
+def test_every_command_and_operation_is_on_a_generated_page(site: Path) -> None:
+    commands = "".join(page.read_text() for page in (site / "reference" / "commands").glob("*.html"))
     for command in ("timebell db upgrade", "timebell campaign create", "timebell simulate"):
         assert re.search(rf"<h2[^>]*>{command}<", commands), command
-    operations = (site / "reference" / "operations.html").read_text()
+    operations = "".join(page.read_text() for page in (site / "reference" / "api").glob("*.html"))
     documented = re.findall(r'<h2 id="[^"]*">(\w+ /[^<]*)<', operations)
-    assert set(documented) == {
+    assert sorted(documented) == sorted(
         f"{method.upper()} {path.removeprefix('/api/v1')}"
         for path, methods in v1.build_openapi()["paths"].items()
         for method in methods
-    }
+    )
+    index = (site / "reference" / "operations.html").read_text()
+    assert all(f'href="api/{page.name}"' in index for page in (site / "reference" / "api").glob("*.html"))
+
+
+def test_the_site_has_a_search_index_and_a_dark_theme(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    assert any(entry["location"].startswith("guides/cookbook.html#") for entry in index["docs"])
+    assert 'data-md-color-scheme="slate"' in (site / "index.html").read_text()
+
+
+def test_versions_are_published_beside_each_other(tmp_path: Path) -> None:
+    for version in ("0.1.0", "0.2.0", "0.10.0rc1", "0.2.1"):
+        built = tmp_path / f"built-{version}"
+        built.mkdir()
+        (built / "index.html").write_text(version)
+        publish(built, tmp_path / "site", version)
+    listed = json.loads((tmp_path / "site" / "versions.json").read_text())
+    assert [(each["version"], each["aliases"]) for each in listed] == [("0.10", []), ("0.2", ["latest"]), ("0.1", [])]
+    assert (tmp_path / "site" / "0.2" / "index.html").read_text() == "0.2.1"
+    assert "url=0.2/" in (tmp_path / "site" / "index.html").read_text()
 
 
 def test_markdown_of_github_is_rendered_correctly(site: Path) -> None:

@@ -6,6 +6,7 @@ file (```python app.py) is written there as well, for later blocks to import and
 
 `console` blocks are sessions: each `$ timebell ...`, `$ python ...` or `$ export ...` runs, the lines below
 it are expected in its output, in order and word by word, and `$ echo $?` states its exit code (default 0).
+`$ cd examples/...` works in a copy of that folder, and `curl` runs against the ports of the example.
 Numbers and versions are compared too, except those that differ between runs (see `VARYING`). A command that does
 not end by itself runs concurrently with the next ones, and gets SIGTERM at the end of its block.
 """
@@ -18,6 +19,7 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +40,7 @@ POSTGRES_URL = "postgresql://timebell@localhost/reminders"
 OUTPUT_TIMEOUT_SECONDS = 180  # real seconds for a command to print the expected output, and to end
 RUN = ("timebell", "python", "export")
 NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
+EXAMPLE_PORTS = ("8000", "8001")  # of the programs of an example, on this machine
 # Parts of the output that differ between runs and machines. They are replaced by `#` in the page and in the output.
 VARYING = re.compile(
     r"(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d\.\d+(?:Z|[+-]\d\d:\d\d)?"  # the wall clock: seconds have a fraction
@@ -122,18 +125,22 @@ def execute(code: CodeType, known: dict[str, Any], runner: asyncio.Runner) -> No
 class Session:
     """A terminal: one folder, variables that stay, a `timebell` and a `python` of this source tree."""
 
-    def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
+    def __init__(
+        self, folder: Path, request: pytest.FixtureRequest, python: Path = Path(sys.executable), source: str = "src"
+    ) -> None:
         self.folder = folder
         self.request = request
+        self.source = source
         self.variables: dict[str, str] = {}
         shims = folder / "bin"
         shims.mkdir()
         for name, command in (("timebell", "-m timebell.cli.main"), ("python", "")):
             shim = shims / name
-            shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command} "$@"\n')
+            shim.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} {command} "$@"\n')
             shim.chmod(0o755)
         self.path = f"{shims}{os.pathsep}{os.environ['PATH']}"
         self.port, self.other_port = str(free_port()), str(free_port())
+        self.example_ports = {port: str(free_port()) for port in EXAMPLE_PORTS}
         self.postgres_url: str | None = None
 
     def run(self, block: Block) -> None:
@@ -150,7 +157,9 @@ class Session:
                 if first == "export":
                     name, _, value = line.removeprefix("export ").partition("=")
                     self.variables[name] = self.localised(value.strip("'\""))
-                elif first in RUN or " timebell " in line:
+                elif first == "cd":
+                    self.enter_example(line.removeprefix("cd "))
+                elif first in RUN or " timebell " in line or self.calls_example(line):
                     where = f"{name_of(block.page)}, line {block.line}: {line}"
                     command = Command(self, where, line, shown, expected)
                     commands.append(command)
@@ -163,10 +172,20 @@ class Session:
             for command in commands:
                 command.kill()
 
+    def enter_example(self, path: str) -> None:
+        """Work in a copy of an example from now on; its programs use free ports."""
+        self.folder = Path(shutil.copytree(ROOT / path, self.folder / path))
+        self.variables["WAREHOUSE_URL"] = self.localised("http://127.0.0.1:8001/parcels")
+
+    def calls_example(self, line: str) -> bool:
+        """Return whether a command is a request to a program of an example."""
+        return line.startswith("curl ") and any(f"//127.0.0.1:{port}/" in line for port in EXAMPLE_PORTS)
+
     def environment(self) -> dict[str, str]:
+        sources = [str(ROOT / self.source)] if self.source else []
         ours = {
             "PATH": self.path,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(self.folder)]),
+            "PYTHONPATH": os.pathsep.join([*sources, str(self.folder)]),
             "COLUMNS": "160",
             "NO_COLOR": "1",
             "TIMEBELL_LOG_FORMAT": "text",
@@ -177,6 +196,10 @@ class Session:
     def localised(self, text: str) -> str:
         """The database that the pages talk about is a fresh one here; the second node's port is free."""
         text = text.replace("--port 8701", f"--port {self.other_port}")
+        for port, free in self.example_ports.items():
+            text = text.replace(f"//127.0.0.1:{port}", f"//127.0.0.1:{free}").replace(
+                f"--port {port}", f"--port {free}"
+            )
         if POSTGRES_URL not in text:
             return text
         if self.postgres_url is None:
@@ -199,7 +222,7 @@ class Command:
         self.session = session
         self.where = where
         self.expected = expected
-        serves = re.search(r"timebell (dev|run)\b", line) is not None and "--until-idle" not in line
+        serves = re.search(r"timebell (dev|run)\b|-m uvicorn\b", line) is not None and "--until-idle" not in line
         self.endless = serves and not expected
         self.expected_lines = [line_words for line_words in map(words, shown.splitlines()) if line_words]
         self.output: list[str] = []
@@ -240,7 +263,8 @@ class Command:
         if self.endless:
             assert self.process.poll() is None, f"it ended by itself: {self}"
             os.killpg(self.process.pid, signal.SIGTERM)
-            assert self.process.wait(OUTPUT_TIMEOUT_SECONDS) == 0, f"it did not drain: {self}"
+            code = self.process.wait(OUTPUT_TIMEOUT_SECONDS)
+            assert code == 0 or (code == -signal.SIGTERM and "uvicorn" in self.where), f"it did not drain: {self}"
 
     def kill(self) -> None:
         if self.process.poll() is None:

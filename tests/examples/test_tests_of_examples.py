@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from sqlalchemy import make_url
 
@@ -19,6 +22,11 @@ def test_fastapi(driver: str, postgres_url: str) -> None:
 
 def test_flask() -> None:
     assert "1 passed" in run_program(*PYTEST, folder=EXAMPLES / "flask_app")
+
+
+def test_shop(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "shop", tmp_path / "shop")  # its tests create a database file
+    assert "6 passed" in run_program(*PYTEST, folder=tmp_path / "shop")
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
