@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from timebell.api import admission, route, server
+from timebell.api import admission, connections, route
 
 from .live import serve
 from .web import NIGHTLY, is_problem, wait_until
@@ -28,17 +28,21 @@ async def test_header_size_and_count_are_limited(make: Make) -> None:
         assert refused.split()[1] == b"431"
         assert b"TOO_MANY_HEADERS" in refused
         assert (await live.send(GET + b"X: " + b"x" * 200_000)).split()[1] in (b"400", b"431")
+        close = b"\r\nConnection: close\r\n\r\n"
+        url = b"GET /livez?" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1"
+        for head in (GET + b"X: " + b"x" * 20_000 + close, url + close):
+            assert b"HEAD_TOO_LARGE" in await live.send(head)
         assert (await live.send(GET + b"Connection: close\r\n\r\n")).split()[1] == b"200"
 
 
 async def test_a_slow_request_head_is_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_SECONDS", 0.3)
     async with make() as web, serve(web) as live:
         began = web.app.clock.monotonic()
         assert await live.send(GET) == b""
         assert await live.send(b"") == b""
         # The limit also applies to the second request of a connection; the first one is in time.
-        monkeypatch.setattr(server, "HEAD_TIMEOUT_SECONDS", 1.0)
+        monkeypatch.setattr(connections, "HEAD_TIMEOUT_SECONDS", 1.0)
         assert (await live.send(GET + b"\r\n" + GET)).split()[1] == b"200"
         assert web.app.clock.monotonic() - began < 8
 

@@ -7,18 +7,18 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
-import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from timebell import tracing
 from timebell.api.authentication import Authenticator
 from timebell.api.client_address import TrustedProxies, has_forwarded_header
+from timebell.api.connections import LimitedProtocol, OpenConnections, connection_limit
 from timebell.api.problems import allowed_methods, install_handlers, problem_response
 from timebell.api.route import API_PREFIX
 from timebell.app import Timebell
@@ -26,8 +26,7 @@ from timebell.errors import Conflict, InvalidInput, Refused
 from timebell.ids import new_id
 
 MAX_HEADERS = 64
-MAX_HEAD_BYTES = 16 * 1024  # of an incomplete request head
-HEAD_TIMEOUT_SECONDS = 10.0
+MAX_HEAD_BYTES = 16 * 1024
 SHUTDOWN_GRACE_SECONDS = 5  # for responses in progress when the server stops
 CORS_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CORS_REQUEST_HEADERS = (
@@ -105,7 +104,8 @@ class HttpApp:
             await send(message)
 
         if scope["type"] == "http":
-            refused = _refuse_head(scope["headers"], response_headers["Request-Id"])
+            url_size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+            refused = _refuse_head(url_size, scope["headers"], response_headers["Request-Id"])
             if refused is not None:
                 await refused(scope, receive, with_headers)
                 return
@@ -139,11 +139,15 @@ class HttpApp:
             self.authenticator.count_ignored_header()
 
 
-def _refuse_head(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> Response | None:
+def _refuse_head(url_size: int, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> Response | None:
     """Return the response to a request head that is not accepted; None if it is."""
     if len(headers) > MAX_HEADERS:
         return problem_response(
             431, "TOO_MANY_HEADERS", f"The request has more than {MAX_HEADERS} headers.", requestId=request_id
+        )
+    if url_size + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+        return problem_response(
+            431, "HEAD_TOO_LARGE", f"The URL and the headers exceed {MAX_HEAD_BYTES:,} bytes.", requestId=request_id
         )
     names = {name for name, _ in headers}
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -175,35 +179,6 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-class _HeadTimeoutProtocol(H11Protocol):
-    """Close connections that do not send a complete request head in time.
-
-    HEAD_TIMEOUT_SECONDS count from the start of the connection, and from the first byte of each further request.
-    """
-
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and self.conn.their_state is h11.IDLE:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._cancel_head_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
-        super().connection_lost(exc)
-
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-
 class _Server(uvicorn.Server):
     """Server without signal handlers: the engine handles signals and drains."""
 
@@ -217,7 +192,8 @@ async def serving(web: HttpApp, listening: socket.socket) -> AsyncIterator[None]
     """Serve HTTP while the block runs."""
     config = uvicorn.Config(
         web, log_config=None, access_log=False, lifespan="off", loop="none", ws="none", server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS, http=_HeadTimeoutProtocol,
+        proxy_headers=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
+        http=partial(LimitedProtocol, OpenConnections(connection_limit())),  # type: ignore[arg-type]
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )  # fmt: skip
     server = _Server(config)
