@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from timebell.api.admission import TooBusy
+from timebell.api.admission import BodyTooLarge, TooBusy
 from timebell.api.authentication import Unauthorized
 from timebell.api.authentication_failures import TooManySignIns
 from timebell.api.provider_cache import ProviderUnavailable
-from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
+from timebell.api.route import BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
 from timebell.api.schemas import UnknownField
 from timebell.clock import Clock
 from timebell.errors import (
