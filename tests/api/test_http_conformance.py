@@ -53,6 +53,14 @@ async def test_numbers_and_booleans_are_not_converted_from_other_types(make: Mak
         assert (await web.post("/schedules", {**NIGHTLY, "priority": 5.0})).json()["priority"] == 5
 
 
+async def test_a_slash_at_the_end_is_refused_instead_of_redirected(make: Make) -> None:
+    async with make() as web:
+        await web.post("/schedules", NIGHTLY)
+        refused = is_problem(await web.get("/schedules/"), 404, "NOT_FOUND")
+        assert refused["fix"] == "Remove the / at the end."
+        assert "fix" not in is_problem(await web.get("/nothing"), 404, "NOT_FOUND")
+
+
 async def test_an_unchanged_object_is_answered_with_304(make: Make) -> None:
     async with make() as web:
         created = await web.post("/schedules", NIGHTLY)

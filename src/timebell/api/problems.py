@@ -151,7 +151,9 @@ def install_handlers(web: FastAPI, clock: Clock) -> None:
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = allowed_methods(web.router.routes, request.scope)
-        return problem_response(error.status_code, code, detail, headers, requestId=_request_id(request))
+        is_missing = error.status_code == HTTPStatus.NOT_FOUND
+        fix = "Remove the / at the end." if is_missing and request.url.path.endswith("/") else None
+        return problem_response(error.status_code, code, detail, headers, fix=fix, requestId=_request_id(request))
 
     @web.exception_handler(Exception)
     async def _handle_unexpected_error(request: Request, error: Exception) -> Response:

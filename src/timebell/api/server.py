@@ -77,7 +77,10 @@ class HttpApp:
     def __init__(self, app: Timebell, routers: Iterable[APIRouter], *, allow_local: bool = False) -> None:
         self._clock = app.clock
         self._proxies = TrustedProxies(app.settings.http_trusted_proxies)
-        self._fastapi = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
+        # Redirects to URLs without or with a slash at the end would contain the Host of the request, and `http`.
+        self._fastapi = FastAPI(
+            title="Timebell", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+        )
         self.authenticator = self._fastapi.state.authenticator = Authenticator(app, allow_local=allow_local)
         install_handlers(self._fastapi, app.clock)
         for router in routers:
