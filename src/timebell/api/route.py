@@ -205,8 +205,10 @@ async def _record_refusal(request: Request, error: TimebellError, action: str, *
 
 
 def _disconnected(request: Request) -> Callable[[], Coroutine[Any, Any, None]] | None:
-    """Return a function that waits until the client has disconnected; None for a call of the dashboard."""
-    return None if request.scope["server"] is None else partial(wait_for_disconnect, request.receive)
+    """Return a function that waits until the client has disconnected; None for HEAD and calls of the dashboard."""
+    if request.scope["server"] is None or getattr(request.state, "is_head", False):
+        return None
+    return partial(wait_for_disconnect, request.receive)
 
 
 def _check_parameters(request: Request, known: Collection[str]) -> None:

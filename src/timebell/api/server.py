@@ -127,6 +127,7 @@ class HttpApp:
                 await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
                 return
         if method == "HEAD" and "GET" in allowed_methods(self._fastapi.router.routes, scope):
+            scope["state"]["is_head"] = True  # `_receive_head` does not tell whether the client has disconnected
             await application({**scope, "method": "GET"}, _receive_head(), _without_body(send))
             return
         await application(scope, receive, send)
