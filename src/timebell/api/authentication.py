@@ -167,13 +167,11 @@ class Authenticator:
         digests = keys.digests(self.app.settings.secret_key, key_text) or keys.digests("-", key_text)
         cached = self._keys_by_digest.get(digests[0])
         key: Key | None
-        if cached is None:
-            key = await self._key_reads.get(digests[0], lambda: self._read_new_key(id_, digests, address))
-        elif at - cached[1] > CACHE_SECONDS:
-            self._keys_by_digest[digests[0]] = (cached[0], at)  # concurrent requests use it while this one reads it
-            key = await self._read_key(id_, digests, address)
-        else:
+        if cached is not None and at - cached[1] <= CACHE_SECONDS:
             key = cached[0]
+        else:
+            read = self._read_new_key if cached is None else self._read_key
+            key = await self._key_reads.get(digests[0], lambda: read(id_, digests, address))
         if key is None:
             raise await self._reject_key(key_text, address)
         if not key.is_usable(now, address):
@@ -309,12 +307,9 @@ class Authenticator:
         """Return the limits of a tenant, at most CACHE_SECONDS old. Also persists its request count."""
         at = self.app.clock.monotonic()
         cached = self._limits_cache.get(tenant_id)
-        if cached is None:
-            return await self._limit_reads.get(tenant_id, lambda: self._read_limits(tenant_id))
-        if at - cached[1] > CACHE_SECONDS:
-            self._limits_cache[tenant_id] = (cached[0], at)  # concurrent requests use them while this one reads them
-            return await self._read_limits(tenant_id)
-        return cached[0]
+        if cached is not None and at - cached[1] <= CACHE_SECONDS:
+            return cached[0]
+        return await self._limit_reads.get(tenant_id, lambda: self._read_limits(tenant_id))
 
     async def _read_limits(self, tenant_id: str) -> Limits:
         at, requests = self.app.clock.monotonic(), self._unrecorded.pop(tenant_id, 0)

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from timebell.api.client_address import client_network
 
-MAX_CONNECTIONS = 5000  # each takes about 20 KiB
+MAX_CONNECTIONS = 5000
 HEAD_TIMEOUT_SECONDS = 10.0  # to send a complete request head
 READ_TIMEOUT_SECONDS = 60.0  # without reading any part of a response
 
