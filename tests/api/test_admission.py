@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from timebell.api import admission
-from timebell.api.admission import ArrivingBodies, ClientGone, FairSlots, TooBusy
+from timebell.api.admission import ArrivingBodies, BodyTooLarge, ClientGone, FairSlots, TooBusy, hold_for_each
 
 
 async def _settle() -> None:
@@ -121,23 +122,55 @@ def test_slots_are_never_lost_or_exceeded(requests: list[tuple[str, int, int | N
 
 async def test_the_oldest_body_of_a_client_is_displaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_ARRIVING_PER_OWNER", 2)
-    bodies, displaced, never = ArrivingBodies(), [], asyncio.Event()
+    bodies, go = ArrivingBodies(), asyncio.Event()
 
-    async def receive(number: int, *owners: str) -> None:
-        try:
-            async with bodies.receive(60, *owners):
-                await never.wait()
-        except TimeoutError:
-            displaced.append(number)
+    async def stream(begin: bytes) -> AsyncIterator[bytes]:
+        yield begin
+        await go.wait()
+        yield b" end"
 
-    tasks = [asyncio.create_task(receive(n, "client", "tenant")) for n in range(4)]
-    tasks.append(asyncio.create_task(receive(9, "another client", "another tenant")))
-    for _ in range(10):
-        await asyncio.sleep(0.001)
-    assert displaced == [0, 1]
-    async with bodies.receive(60, "client", "tenant"):  # one that arrives at once succeeds
-        pass
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    first = [asyncio.create_task(bodies.read(stream(b"%d" % n), 60, 100, "client", "tenant")) for n in range(4)]
+    other = asyncio.create_task(bodies.read(stream(b"other"), 60, 100, "another client", "another tenant"))
+    await _settle()
+    assert bodies.count == 2 * (2 + 1)
+    assert not any(task.done() for task in first)  # an answer would make room for the next half-sent body
+    go.set()
+    received = await asyncio.gather(*first, return_exceptions=True)
+    assert [type(one) for one in received[:2]] == [TimeoutError, TimeoutError]
+    assert [*received[2:], await other] == [b"2 end", b"3 end", b"other end"]
     assert bodies.count == 0
+
+
+async def test_bodies_are_limited_in_time_and_size() -> None:
+    bodies = ArrivingBodies()
+
+    async def stream(*parts: bytes) -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+        await asyncio.Event().wait()
+
+    with pytest.raises(BodyTooLarge):
+        await bodies.read(stream(b"12345", b"6"), 60, 5, "client")
+    with pytest.raises(TimeoutError):
+        await bodies.read(stream(b"12345"), 0.01, 5, "client")
+    assert bodies.count == 0
+
+
+async def test_a_streamed_response_holds_a_slot_only_while_a_chunk_is_produced() -> None:
+    slots, produced = FairSlots(1, 1), []
+
+    async def chunks() -> AsyncIterator[int]:
+        for number in range(3):
+            with pytest.raises(TimeoutError):
+                await _take_at_once(slots)
+            produced.append(number)
+            yield number
+
+    async for number in hold_for_each(slots, "a", chunks()):
+        assert produced == list(range(number + 1))
+        await _take_at_once(slots)
+
+
+async def _take_at_once(slots: FairSlots) -> None:
+    async with asyncio.timeout(0.01), slots.hold("b"):
+        pass

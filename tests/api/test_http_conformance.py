@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,10 @@ import httpx2
 import pytest
 
 from timebell import Timebell
-from timebell.api import server, v1
+from timebell.api import admission, server, v1
 
 from .live import serve
-from .web import NIGHTLY, is_problem
+from .web import NIGHTLY, is_problem, wait_until
 
 Make = Callable[..., Any]
 
@@ -30,6 +31,16 @@ async def test_head_answers_like_get_without_the_body(make: Make) -> None:
         stream = await live.send(b"HEAD /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         assert stream.split()[1] == b"200"
         assert stream.endswith(b"\r\n\r\n")
+
+
+async def test_head_waits_for_its_turn_like_get(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_CONCURRENT_READS", 3)
+    async with make() as web:
+        reads = web.site.authenticator.capacity.reads
+        async with reads.hold("default"):
+            head = asyncio.create_task(web.ask("HEAD", "/schedules"))
+            await wait_until(lambda: reads.waiting)
+        assert (await head).status_code == 200
 
 
 async def test_allow_lists_every_method_of_a_path(make: Make) -> None:
@@ -51,6 +62,14 @@ async def test_numbers_and_booleans_are_not_converted_from_other_types(make: Mak
             refused = await web.post("/schedules", {**NIGHTLY, field: value})
             is_problem(refused, 422, "INVALID_FIELDS")
         assert (await web.post("/schedules", {**NIGHTLY, "priority": 5.0})).json()["priority"] == 5
+
+
+async def test_a_slash_at_the_end_is_refused_instead_of_redirected(make: Make) -> None:
+    async with make() as web:
+        await web.post("/schedules", NIGHTLY)
+        refused = is_problem(await web.get("/schedules/"), 404, "NOT_FOUND")
+        assert refused["fix"] == "Remove the / at the end."
+        assert "fix" not in is_problem(await web.get("/nothing"), 404, "NOT_FOUND")
 
 
 async def test_an_unchanged_object_is_answered_with_304(make: Make) -> None:

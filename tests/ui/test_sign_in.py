@@ -51,6 +51,15 @@ async def test_sign_in_sets_a_secure_cookie_and_renews_the_session(serve: Serve)
         assert PASSWORD not in repr(row)
 
 
+async def test_the_path_without_a_slash_leads_to_the_dashboard_of_the_same_site(serve: Serve) -> None:
+    async with serve() as browser:
+        await browser.create_user()
+        assert (await browser.get("/ui")).headers["location"] == "/ui/sign-in?next=%2Fui"
+        signed_in = await browser.sign_in(next="/ui")
+        assert signed_in.headers["location"] == "/ui/"
+        assert (await browser.get("/ui", host="evil.example")).headers["location"] == "/ui/"
+
+
 async def test_a_session_ends_when_idle_and_after_half_a_day(serve: Serve) -> None:
     clock = VirtualClock(START)
     async with serve(clock=clock) as browser:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.types import Receive
 
-from timebell.errors import TimebellError
+from timebell.errors import InvalidInput, TimebellError
 
 MAX_CONCURRENT_CHANGES = 8  # less than the connection pool, so that a flood of changes leaves connections to the engine
+MAX_CONCURRENT_READS = 8  # the same for the pool that requests share with the engine
 MAX_CONCURRENT_HASHES = 2  # password hashes computed simultaneously: each takes 32 MiB and a core
 MAX_ARRIVING_PER_OWNER = 100  # bodies under way per client network, and per tenant
 MAX_WAITING_PER_OWNER = 200  # requests of one tenant that wait for a slot
+REFUSAL_DELAY_SECONDS = 1.0  # of a refusal without waiting: a client that is refused at once may try again at once
 MAX_WAIT_SECONDS = 10.0  # for a slot; most clients give up before
 
 
@@ -31,15 +34,25 @@ class ClientGone(Exception):
     """The client closed its connection while its request waited."""
 
 
+class BodyTooLarge(InvalidInput):
+    """The request body exceeds the limit."""
+
+    code = "BODY_TOO_LARGE"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"The body exceeds {max_bytes:,} bytes.", fix="Send less, or use /jobs/bulk.")
+
+
 class ArrivingBodies:
     """Request bodies under way, by owner (a client network or a tenant).
 
-    An honest body arrives within milliseconds. So when an owner has too many under way, its oldest one is refused
-    instead of the newest: half-sent bodies displace only each other.
+    An honest body arrives within milliseconds. So when an owner has too many under way, its oldest one is discarded
+    instead of the newest: half-sent bodies displace only each other. The client of a displaced body is answered when
+    its time is over, because a client that sends such bodies would otherwise only send the next one earlier.
     """
 
     def __init__(self) -> None:
-        self._by_owner: dict[Hashable, OrderedDict[int, asyncio.Timeout]] = {}
+        self._by_owner: dict[Hashable, OrderedDict[int, list[bytes]]] = {}
         self._last_number = 0
 
     @property
@@ -47,25 +60,53 @@ class ArrivingBodies:
         """Number of bodies under way, for all owners."""
         return sum(map(len, self._by_owner.values()))
 
-    @asynccontextmanager
-    async def receive(self, seconds: float, *owners: Hashable) -> AsyncIterator[None]:
-        """Limit the time to receive a body in the block. Raises TimeoutError, also when a newer body displaces it."""
+    async def read(self, stream: AsyncIterator[bytes], seconds: float, max_bytes: int, *owners: Hashable) -> bytes:
+        """Return a body. Raises BodyTooLarge, TimeoutError; the latter also if newer bodies displaced it."""
+        parts: list[bytes] = []
+        number, size = self._add(parts, owners), 0
+        try:
+            async with asyncio.timeout(seconds):
+                async for part in stream:
+                    size += len(part)
+                    if size > max_bytes:
+                        raise BodyTooLarge(max_bytes)
+                    if self._is_under_way(number, owners):
+                        parts.append(part)
+                if not self._is_under_way(number, owners):
+                    raise TimeoutError
+        finally:
+            self._remove(number, owners)
+        return b"".join(parts)
+
+    def _add(self, parts: list[bytes], owners: Iterable[Hashable]) -> int:
         self._last_number += 1
-        number = self._last_number
-        async with asyncio.timeout(seconds) as limit:
-            for owner in owners:
-                arriving = self._by_owner.setdefault(owner, OrderedDict())
-                if len(arriving) >= MAX_ARRIVING_PER_OWNER:
-                    _, oldest = arriving.popitem(last=False)
-                    oldest.reschedule(asyncio.get_running_loop().time())
-                arriving[number] = limit
-            try:
-                yield
-            finally:
-                for owner in owners:
-                    others = self._by_owner.get(owner)
-                    if others is not None and others.pop(number, None) is not None and not others:
-                        del self._by_owner[owner]
+        for owner in owners:
+            arriving = self._by_owner.setdefault(owner, OrderedDict())
+            if len(arriving) >= MAX_ARRIVING_PER_OWNER:
+                _, displaced = arriving.popitem(last=False)
+                displaced.clear()
+            arriving[self._last_number] = parts
+        return self._last_number
+
+    def _is_under_way(self, number: int, owners: Iterable[Hashable]) -> bool:
+        return all(number in self._by_owner.get(owner, ()) for owner in owners)
+
+    def _remove(self, number: int, owners: Iterable[Hashable]) -> None:
+        for owner in owners:
+            others = self._by_owner.get(owner)
+            if others is not None and others.pop(number, None) is not None and not others:
+                del self._by_owner[owner]
+
+
+async def hold_for_each(slots: FairSlots, owner: Hashable, chunks: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """Yield the chunks of a streamed response; hold a slot while each is produced, but not while it is sent."""
+    iterator = aiter(chunks)
+    while True:
+        async with slots.hold(owner):
+            chunk = await anext(iterator, None)
+        if chunk is None:
+            return
+        yield chunk
 
 
 class FairSlots:
@@ -110,25 +151,26 @@ class FairSlots:
         self._held[owner] += 1
 
     async def _wait(self, owner: Hashable, disconnected: Callable[[], Awaitable[object]] | None) -> None:
-        queue = self._waiting.setdefault(owner, deque())
-        if len(queue) >= MAX_WAITING_PER_OWNER:
-            raise TooBusy("Too many requests of this tenant are waiting.", fix="Send fewer requests at the same time.")
         turn = asyncio.get_running_loop().create_future()
-        queue.append(turn)
+        is_full = len(self._waiting.get(owner, ())) >= MAX_WAITING_PER_OWNER
+        if not is_full:
+            self._waiting.setdefault(owner, deque()).append(turn)
         gone = None if disconnected is None else asyncio.ensure_future(disconnected())
         try:
             await asyncio.wait(
                 {turn} if gone is None else {turn, gone},
-                timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED,
+                timeout=REFUSAL_DELAY_SECONDS if is_full else MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED,
             )  # fmt: skip
             if not turn.done():
                 if gone is not None and gone.done():
                     raise ClientGone
+                if is_full:
+                    raise TooBusy("Too many requests of this tenant wait.", fix="Send fewer requests at the same time.")
                 raise TooBusy(f"No capacity was free for {MAX_WAIT_SECONDS:g} s.", fix="Retry later.")
         except BaseException:
             if turn.done():  # cancelled after its turn came
                 self._release(owner)
-            else:
+            elif not is_full:
                 self._forget(owner, turn)
             raise
         finally:
@@ -165,8 +207,10 @@ class Capacity:
     def __init__(self) -> None:
         self.bodies = ArrivingBodies()
         self.changes = FairSlots(MAX_CONCURRENT_CHANGES, MAX_CONCURRENT_CHANGES - 2)
+        self.reads = FairSlots(MAX_CONCURRENT_READS, MAX_CONCURRENT_READS - 2)
         self.imports = FairSlots(16, 2)
         self.reports = FairSlots(2, 1)
+        self.lookups = FairSlots(4, 2)  # of unknown credentials in the database, by client network
         self.sign_ins = FairSlots(MAX_CONCURRENT_HASHES, MAX_CONCURRENT_HASHES)
         self.provider_sign_ins = FairSlots(16, 4)  # each sends requests to the identity provider
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +21,7 @@ from timebell.api.authentication_failures import AuthenticationFailures
 from timebell.api.client_address import client_network
 from timebell.api.identity_provider import IdentityProvider, SignInFailed
 from timebell.api.refusals import UNKNOWN_ACTOR, RefusalLog
+from timebell.api.shared_reads import SharedReads
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
@@ -100,7 +101,9 @@ class Authenticator:
         self._keys_by_digest: dict[str, tuple[Key, float]] = {}
         self._identities_by_digest: dict[bytes, tuple[Identity, float]] = {}
         self._keys_by_id: dict[str, tuple[Key, float]] = {}
+        self._key_reads: SharedReads[Key | None] = SharedReads()
         self._limits_cache: dict[str, tuple[Limits, float]] = {}
+        self._limit_reads: SharedReads[Limits] = SharedReads()
         self._buckets: dict[str, TokenBucket] = {}
         self._unrecorded: dict[str, int] = {}
         self._open_streams: Counter[str] = Counter()
@@ -157,32 +160,56 @@ class Authenticator:
 
         Wrong keys are not throttled: a key has 192 random bits, and a valid one must work whatever others send.
         """
+        id_ = keys.parse_key_id(key_text)
+        if id_ is None:  # found without the database; anyone can compute the checksum, so this reveals nothing
+            raise await self._reject_key(key_text, address)
         now, at = self.app.clock.now(), self.app.clock.monotonic()
-        # An unknown id costs the same work as a wrong secret, so response times do not reveal valid ids.
-        id_ = keys.parse_key_id(key_text) or ""
-        secret_key = self.app.settings.secret_key
-        digest, *older = keys.digests(secret_key, key_text) or keys.digests("-", key_text)
-        cached = self._keys_by_digest.get(digest)
-        if cached is None or at - cached[1] > CACHE_SECONDS:
-            self._keys_by_digest.pop(digest, None)
-            found = await self.app.store.run(key_rows.find_key, id_)
-            stored = found[1] if found else "0" * 64
-            matches = [candidate for candidate in (digest, *older) if keys.digests_match(stored, candidate)]
-            if found is None or not matches or not keys.split_secret_keys(secret_key):
-                if key_text:
-                    await self._record_rejected_key("WRONG_KEY", None, address)
-                raise self.reject("wrong_key" if key_text else "missing_key", address)
-            if len(self._keys_by_digest) > MAX_CACHE_ENTRIES:
-                self._keys_by_digest.clear()
-            cached = self._keys_by_digest[digest] = (found[0], at)
-            if found[0].is_usable(now, address):
-                await self.app.store.run(key_rows.record_use, id_, now)
-                if stored != digest:  # created with an older secret key: rehash with the newest
-                    await self.app.store.run(key_rows.replace_digest, id_, stored, digest)
-        if not cached[0].is_usable(now, address):
-            await self._record_rejected_key("UNUSABLE_KEY", cached[0], address)
+        digests = keys.digests(self.app.settings.secret_key, key_text) or keys.digests("-", key_text)
+        cached = self._keys_by_digest.get(digests[0])
+        key: Key | None
+        if cached is not None and at - cached[1] <= CACHE_SECONDS:
+            key = cached[0]
+        else:
+            read = self._read_new_key if cached is None else self._read_key
+            key = await self._key_reads.get(digests[0], lambda: read(id_, digests, address))
+        if key is None:
+            raise await self._reject_key(key_text, address)
+        if not key.is_usable(now, address):
+            await self._record_rejected_key("UNUSABLE_KEY", key, address)
             raise self.reject("unusable_key", address)
-        return cached[0]
+        return key
+
+    async def _read_new_key(self, id_: str, digests: Sequence[str], address: str) -> Key | None:
+        # Few per client at a time: keys that one client invents must not occupy the connections to the database.
+        async with self.capacity.lookups.hold(client_network(address)):
+            return await self._read_key(id_, digests, address)
+
+    async def _read_key(self, id_: str, digests: Sequence[str], address: str) -> Key | None:
+        """Read a key from the store, cache it and note its use; return None if its id or secret is wrong.
+
+        An unknown id costs the same work as a wrong secret, so response times do not reveal valid ids.
+        """
+        now, at = self.app.clock.now(), self.app.clock.monotonic()
+        found = await self.app.store.run(key_rows.find_key, id_)
+        stored = found[1] if found else "0" * 64
+        matches = [candidate for candidate in digests if keys.digests_match(stored, candidate)]
+        if found is None or not matches or not keys.split_secret_keys(self.app.settings.secret_key):
+            self._keys_by_digest.pop(digests[0], None)
+            return None
+        key = found[0]
+        if len(self._keys_by_digest) > MAX_CACHE_ENTRIES:
+            self._keys_by_digest.clear()
+        self._keys_by_digest[digests[0]] = (key, at)
+        if key.is_usable(now, address):
+            await self.app.store.run(key_rows.record_use, id_, now)
+            if stored != digests[0]:  # created with an older secret key: rehash with the newest
+                await self.app.store.run(key_rows.replace_digest, id_, stored, digests[0])
+        return key
+
+    async def _reject_key(self, key_text: str, address: str) -> Unauthorized:
+        if key_text:
+            await self._record_rejected_key("WRONG_KEY", None, address)
+        return self.reject("wrong_key" if key_text else "missing_key", address)
 
     async def _record_rejected_key(self, code: str, key: Key | None, address: str) -> None:
         await self.refusals.record(
@@ -280,16 +307,20 @@ class Authenticator:
         """Return the limits of a tenant, at most CACHE_SECONDS old. Also persists its request count."""
         at = self.app.clock.monotonic()
         cached = self._limits_cache.get(tenant_id)
-        if cached is None or at - cached[1] > CACHE_SECONDS:
-            if len(self._limits_cache) > MAX_CACHE_ENTRIES:
-                self._limits_cache.clear()
-            requests = self._unrecorded.pop(tenant_id, 0)
-            arguments = (tenant_id, self.app.clock.now(), requests, self.app.settings.node_name)
-            cached = self._limits_cache[tenant_id] = (
-                await self.app.store.run(usage.count_requests_and_get_limits, *arguments),
-                at,
-            )
-        return cached[0]
+        if cached is not None and at - cached[1] <= CACHE_SECONDS:
+            return cached[0]
+        return await self._limit_reads.get(tenant_id, lambda: self._read_limits(tenant_id))
+
+    async def _read_limits(self, tenant_id: str) -> Limits:
+        at, requests = self.app.clock.monotonic(), self._unrecorded.pop(tenant_id, 0)
+        limits: Limits = await self.app.store.run(
+            usage.count_requests_and_get_limits, tenant_id, self.app.clock.now(), requests,
+            self.app.settings.node_name,
+        )  # fmt: skip
+        if len(self._limits_cache) > MAX_CACHE_ENTRIES:
+            self._limits_cache.clear()
+        self._limits_cache[tenant_id] = (limits, at)
+        return limits
 
     def unrecorded_requests(self, tenant_id: str) -> int:
         """Return the number of requests of a tenant on this node that are not persisted yet."""

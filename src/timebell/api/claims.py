@@ -167,7 +167,7 @@ class ReportsOut(ResponseBody):
     jobs: list[ReportedJobOut]
 
 
-@routes.post("/claims", response_model=ClaimOut, **read_route(Role.OPERATOR))
+@routes.post("/claims", response_model=ClaimOut, **read_route(Role.OPERATOR, waits=True))
 async def claim_jobs(body: ClaimIn, ctx: Context, request: Request) -> Response:
     """Claim due jobs for a worker; without any, wait for the next one. Claiming a job starts an attempt of it."""
     attempt_token(ctx.app.settings.secret_key, "", 0)  # a node without a secret key cannot make tokens: refuse first
@@ -178,7 +178,7 @@ async def claim_jobs(body: ClaimIn, ctx: Context, request: Request) -> Response:
     return json_response({"jobs": [_render_claimed(ctx, each) for each in answer.jobs], "draining": answer.draining})
 
 
-@routes.post("/claims/heartbeat", response_model=HeartbeatsOut, **read_route(Role.OPERATOR))
+@routes.post("/claims/heartbeat", response_model=HeartbeatsOut, **read_route(Role.OPERATOR, waits=True))
 async def renew_claims(body: HeartbeatsIn, ctx: Context) -> Response:
     """Extend the leases of claimed jobs and store their progress. The response tells which jobs to stop."""
     numbers = _verify(ctx, body.jobs)
@@ -200,13 +200,13 @@ async def renew_claims(body: HeartbeatsIn, ctx: Context) -> Response:
     return json_response({"jobs": items, "draining": draining})
 
 
-@routes.post("/claims/complete", response_model=ReportsOut, **read_route(Role.OPERATOR))
+@routes.post("/claims/complete", response_model=ReportsOut, **read_route(Role.OPERATOR, waits=True))
 async def complete_claims(body: CompletedJobsIn, ctx: Context) -> Response:
     """Report success of claimed jobs."""
     return await _report(ctx, body.jobs, lambda job: Outcome.ok(job.result))
 
 
-@routes.post("/claims/fail", response_model=ReportsOut, **read_route(Role.OPERATOR))
+@routes.post("/claims/fail", response_model=ReportsOut, **read_route(Role.OPERATOR, waits=True))
 async def fail_claims(body: FailedJobsIn, ctx: Context) -> Response:
     """Report failure of claimed jobs. Their retry policies determine whether they are retried."""
     return await _report(
@@ -214,7 +214,7 @@ async def fail_claims(body: FailedJobsIn, ctx: Context) -> Response:
     )
 
 
-@routes.post("/claims/return", response_model=ReportsOut, **read_route(Role.OPERATOR))
+@routes.post("/claims/return", response_model=ReportsOut, **read_route(Role.OPERATOR, waits=True))
 async def return_claims(body: ReturnedJobsIn, ctx: Context) -> Response:
     """Return claimed jobs, such as those of a worker that stops. They are due again and have used no attempt."""
     return await _report(ctx, body.jobs, lambda job: None)

@@ -65,7 +65,7 @@ Text = Annotated[str | None, Query(max_length=200)]
     "/events", response_class=EventStream, status_code=200,
     responses={200: {"description": "Stream of events that ends on disconnect or shutdown.", "content": {
         "text/event-stream": {"schema": {"type": "string"}}}}},
-    **read_route(),
+    **read_route(waits=True),
 )  # fmt: skip
 async def stream_events(
     ctx: Context, topic: Annotated[Text, Query(description="Topic, or prefix such as billing.*")] = None,

@@ -27,7 +27,7 @@ COMMON_CODES: dict[int, tuple[str, ...]] = {
     415: ("MEDIA_TYPE_UNSUPPORTED",),
     422: ("INVALID_FIELDS", "UNKNOWN_PARAMETER", "INVALID_URL"),
     429: ("LIMIT_REACHED",),
-    503: ("DATABASE_UNREACHABLE",),
+    503: ("DATABASE_UNREACHABLE", "TOO_BUSY"),
 }
 NOT_FOUND_CODES = {  # by collection, where the code is not that of its singular
     "hooks": "SOURCE_NOT_FOUND",
@@ -84,12 +84,11 @@ def error_codes(path: str, method: str, operation: dict[str, Any]) -> dict[int, 
         if referenced is not None and referenced not in codes.get(404, ()):
             codes.setdefault(404, []).append(referenced)
         codes[422] += ["INVALID_IDEMPOTENCY_KEY", "IDEMPOTENCY_KEY_REUSED"]
-        codes[503].append("TOO_BUSY")
     if any(parameter["name"] == "If-Match" for parameter in operation.get("parameters", ())):
         codes[412] = ["REVISION_STALE"]
         codes[428] = ["REVISION_MISSING"]
     if operation.get("x-report"):
-        codes[503] += ["TOO_BUSY", "REPORT_TOO_SLOW"]
+        codes[503].append("REPORT_TOO_SLOW")
     return codes
 
 

@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from timebell.api.admission import TooBusy
+from timebell.api.admission import BodyTooLarge, TooBusy
 from timebell.api.authentication import Unauthorized
 from timebell.api.authentication_failures import TooManySignIns
 from timebell.api.provider_cache import ProviderUnavailable
-from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
+from timebell.api.route import BodyTooSlow, MediaTypeUnsupported, ReportTooSlow
 from timebell.api.schemas import UnknownField
 from timebell.clock import Clock
 from timebell.errors import (
@@ -151,7 +151,9 @@ def install_handlers(web: FastAPI, clock: Clock) -> None:
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = allowed_methods(web.router.routes, request.scope)
-        return problem_response(error.status_code, code, detail, headers, requestId=_request_id(request))
+        is_missing = error.status_code == HTTPStatus.NOT_FOUND
+        fix = "Remove the / at the end." if is_missing and request.url.path.endswith("/") else None
+        return problem_response(error.status_code, code, detail, headers, fix=fix, requestId=_request_id(request))
 
     @web.exception_handler(Exception)
     async def _handle_unexpected_error(request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -25,8 +25,9 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 
-from timebell.api.admission import ArrivingBodies, ClientGone, wait_for_disconnect
+from timebell.api.admission import ArrivingBodies, BodyTooLarge, ClientGone, hold_for_each, wait_for_disconnect
 from timebell.api.authentication import Authenticator, Caller
 from timebell.api.client_address import client_network
 from timebell.api.if_match import matches
@@ -60,12 +61,14 @@ LIMIT_BY_ACTION = {
 }  # fmt: skip
 
 
-def read_route(role: Role = Role.VIEWER, *, report: bool = False) -> dict[str, Any]:
+def read_route(role: Role = Role.VIEWER, *, report: bool = False, waits: bool = False) -> dict[str, Any]:
     """Declare a read-only route and the role it requires.
 
-    A `report` evaluates many occurrences: it has a time limit, and few run at the same time.
+    A `report` evaluates many occurrences: it has a time limit, and few run at the same time. A route that `waits` for
+    events or for concurrent requests has limits of its own, and holds no slot meanwhile.
     """
-    return {"openapi_extra": {"x-role": role.value, **({"x-report": True} if report else {})}}
+    flags = {"x-report": report, "x-waits": waits}
+    return {"openapi_extra": {"x-role": role.value, **{name: True for name, is_set in flags.items() if is_set}}}
 
 
 def change_route(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]:
@@ -161,10 +164,7 @@ class ApiRoute(APIRoute):
                 if action is not None:
                     async with authenticator.capacity.imports.hold(caller.tenant_id):
                         return await inner(request)
-                if not extra.get("x-report"):
-                    return _not_modified(request, await inner(request))
-                async with authenticator.capacity.reports.hold(caller.tenant_id, _disconnected(request)):
-                    return await _run_report(request, inner)
+                return await _answer_read(request, context, extra, inner)
             except ClientGone:
                 return Response(status_code=499)  # the client has disconnected and does not receive it
 
@@ -205,8 +205,10 @@ async def _record_refusal(request: Request, error: TimebellError, action: str, *
 
 
 def _disconnected(request: Request) -> Callable[[], Coroutine[Any, Any, None]] | None:
-    """Return a function that waits until the client has disconnected; None for a call of the dashboard."""
-    return None if request.scope["server"] is None else partial(wait_for_disconnect, request.receive)
+    """Return a function that waits until the client has disconnected; None for HEAD and calls of the dashboard."""
+    if request.scope["server"] is None or getattr(request.state, "is_head", False):
+        return None
+    return partial(wait_for_disconnect, request.receive)
 
 
 def _check_parameters(request: Request, known: Collection[str]) -> None:
@@ -224,6 +226,25 @@ def _not_modified(request: Request, response: Response) -> Response:
     if sent is None or tag is None or response.status_code != HTTPStatus.OK:
         return response
     return Response(status_code=304, headers={"ETag": tag}) if matches(sent, tag) else response
+
+
+async def _answer_read(
+    request: Request, ctx: RequestContext, flags: Mapping[str, Any], inner: Callable[[Request], Any]
+) -> Response:
+    """Answer a request that changes nothing, in a slot of the pool of its route. Raises TooBusy, ClientGone."""
+    response: Response
+    if flags.get("x-waits"):
+        response = await inner(request)
+        return response
+    pools, owner = ctx.authenticator.capacity, ctx.tenant_id
+    if flags.get("x-report"):
+        async with pools.reports.hold(owner, _disconnected(request)):
+            return await _run_report(request, inner)
+    async with pools.reads.hold(owner, _disconnected(request)):
+        response = await inner(request)
+    if isinstance(response, StreamingResponse):
+        response.body_iterator = hold_for_each(pools.reads, owner, response.body_iterator)
+    return _not_modified(request, response)
 
 
 async def _run_report(request: Request, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
@@ -353,12 +374,6 @@ def _idempotency_key(request: Request) -> str | None:
     return key
 
 
-class BodyTooLarge(InvalidInput):
-    """The request body exceeds MAX_BODY_BYTES."""
-
-    code = "BODY_TOO_LARGE"
-
-
 class BodyTooSlow(InvalidInput):
     """The request body did not arrive in time or completely."""
 
@@ -381,21 +396,14 @@ async def _read_body(request: Request, bodies: ArrivingBodies, caller: Caller) -
     """Read and parse the body. Raises BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, InvalidInput."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise BodyTooLarge(f"The body exceeds {MAX_BODY_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk.")
+        raise BodyTooLarge(MAX_BODY_BYTES)
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
-    parts, size = [], 0
     is_small = length.isdigit() and int(length) <= SMALL_BODY_BYTES
     seconds = SMALL_BODY_TIMEOUT_SECONDS if is_small else BODY_TIMEOUT_SECONDS
+    owners = client_network(caller.address), ("tenant", caller.tenant_id)
     try:
-        async with bodies.receive(seconds, client_network(caller.address), ("tenant", caller.tenant_id)):
-            async for part in request.stream():
-                size += len(part)
-                if size > MAX_BODY_BYTES:
-                    raise BodyTooLarge(
-                        f"The body exceeds {MAX_BODY_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk."
-                    )
-                parts.append(part)
+        body = await bodies.read(request.stream(), seconds, MAX_BODY_BYTES, *owners)
     except ClientDisconnect:
         raise BodyTooSlow(
             "The client disconnected before sending the whole body.", fix="Send the request again."
@@ -405,7 +413,6 @@ async def _read_body(request: Request, bodies: ArrivingBodies, caller: Caller) -
             f"The body did not arrive within {seconds:g} s, or newer ones of this client displaced it.",
             fix="Send the request again, and its body at once.",
         ) from None
-    body = b"".join(parts)
     request._body = body
     if not body:
         return

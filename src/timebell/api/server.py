@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from timebell import tracing
 from timebell.api.authentication import Authenticator
 from timebell.api.client_address import TrustedProxies, has_forwarded_header
+from timebell.api.connections import MAX_HEAD_BYTES, LimitedProtocol, OpenConnections, connection_limit
 from timebell.api.problems import allowed_methods, install_handlers, problem_response
 from timebell.api.route import API_PREFIX
 from timebell.app import Timebell
@@ -26,8 +26,6 @@ from timebell.errors import Conflict, InvalidInput, Refused
 from timebell.ids import new_id
 
 MAX_HEADERS = 64
-MAX_HEAD_BYTES = 16 * 1024  # of an incomplete request head
-HEAD_TIMEOUT_SECONDS = 10.0
 SHUTDOWN_GRACE_SECONDS = 5  # for responses in progress when the server stops
 CORS_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CORS_REQUEST_HEADERS = (
@@ -78,7 +76,10 @@ class HttpApp:
     def __init__(self, app: Timebell, routers: Iterable[APIRouter], *, allow_local: bool = False) -> None:
         self._clock = app.clock
         self._proxies = TrustedProxies(app.settings.http_trusted_proxies)
-        self._fastapi = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
+        # Redirects to URLs without or with a slash at the end would contain the Host of the request, and `http`.
+        self._fastapi = FastAPI(
+            title="Timebell", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+        )
         self.authenticator = self._fastapi.state.authenticator = Authenticator(app, allow_local=allow_local)
         install_handlers(self._fastapi, app.clock)
         for router in routers:
@@ -105,7 +106,8 @@ class HttpApp:
             await send(message)
 
         if scope["type"] == "http":
-            refused = _refuse_head(scope["headers"], response_headers["Request-Id"])
+            url_size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+            refused = _refuse_head(url_size, scope["headers"], response_headers["Request-Id"])
             if refused is not None:
                 await refused(scope, receive, with_headers)
                 return
@@ -124,6 +126,7 @@ class HttpApp:
                 await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
                 return
         if method == "HEAD" and "GET" in allowed_methods(self._fastapi.router.routes, scope):
+            scope["state"]["is_head"] = True  # `_receive_head` does not tell whether the client has disconnected
             await application({**scope, "method": "GET"}, _receive_head(), _without_body(send))
             return
         await application(scope, receive, send)
@@ -139,11 +142,15 @@ class HttpApp:
             self.authenticator.count_ignored_header()
 
 
-def _refuse_head(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> Response | None:
+def _refuse_head(url_size: int, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> Response | None:
     """Return the response to a request head that is not accepted; None if it is."""
     if len(headers) > MAX_HEADERS:
         return problem_response(
             431, "TOO_MANY_HEADERS", f"The request has more than {MAX_HEADERS} headers.", requestId=request_id
+        )
+    if url_size + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+        return problem_response(
+            431, "HEAD_TOO_LARGE", f"The URL and the headers exceed {MAX_HEAD_BYTES:,} bytes.", requestId=request_id
         )
     names = {name for name, _ in headers}
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -175,67 +182,6 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-class _ResponseUntilClose(RequestResponseCycle):
-    """Response to an HTTP/1.0 client: without a length, it ends with the connection, as 1.0 has no chunks."""
-
-    async def send(self, message: Message) -> None:  # type: ignore[override]
-        if message["type"] == "http.response.start":
-            if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
-                self.chunked_encoding, self.expected_content_length = False, sys.maxsize
-        elif self.chunked_encoding is False and not message.get("more_body", False):
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)  # type: ignore[arg-type]
-
-
-class _LimitedHeadProtocol(HttpToolsProtocol):
-    """Refuse request heads that are too long, and close connections that do not send a complete one in time.
-
-    HEAD_TIMEOUT_SECONDS count from the start of the connection, and from the first byte of each further request.
-    """
-
-    _head_timer: asyncio.TimerHandle | None = None
-    _head_size: int | None = 0
-    """Bytes received of an incomplete head, including the rest of their packets; None during a body."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        # Instead of the parser, `_refuse_head` refuses requests with both lengths, with a code.
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_chunked_length=True)
-        self._start_head_timer()
-
-    def data_received(self, data: bytes) -> None:
-        if self._head_size is not None:
-            self._head_size += len(data)
-            self._start_head_timer()
-        super().data_received(data)
-        if self._head_size is not None and self._head_size > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
-
-    def on_headers_complete(self) -> None:
-        self._head_size = None
-        self._cancel_head_timer()
-        super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = _ResponseUntilClose  # the protocol offers no other way; its task has not begun
-
-    def on_message_complete(self) -> None:
-        self._head_size = 0
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
-        super().connection_lost(exc)
-
-    def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
-
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-
 class _Server(uvicorn.Server):
     """Server without signal handlers: the engine handles signals and drains."""
 
@@ -249,7 +195,8 @@ async def serving(web: HttpApp, listening: socket.socket) -> AsyncIterator[None]
     """Serve HTTP while the block runs."""
     config = uvicorn.Config(
         web, log_config=None, access_log=False, lifespan="off", loop="none", ws="none", server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS, http=_LimitedHeadProtocol,
+        proxy_headers=False, timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
+        http=partial(LimitedProtocol, OpenConnections(connection_limit())),  # type: ignore[arg-type]
     )  # fmt: skip
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listening]), name="timebell-http")

@@ -33,6 +33,7 @@ routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/")
+@routes.get("/ui")
 async def redirect_to_dashboard() -> Response:
     """Redirect browsers to the dashboard."""
     return RedirectResponse("/ui/", 307)

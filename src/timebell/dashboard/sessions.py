@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 from fastapi import Request, Response
 
 from timebell.api.authentication import TENANT_HEADER, Authenticator, Caller, Unauthorized
+from timebell.api.client_address import client_network
 from timebell.app import Timebell
 from timebell.client.validation import check_text
 from timebell.dashboard.credentials import check_code, check_password, request_address
@@ -75,9 +76,12 @@ class Sessions:
     async def identify(self, authenticator: Authenticator, request: Request) -> Visitor | None:
         """Return the user of a request; None: not signed in. Raises Refused (NOT_LOCAL)."""
         token = request.cookies.get(SESSION_COOKIE)
-        visitor = None if token is None else await self._find_visitor(token, request)
-        if visitor is not None:
-            return visitor
+        if token is not None:
+            # Few per client at a time: invented tokens must not occupy the connections to the database.
+            async with authenticator.capacity.lookups.hold(client_network(request_address(request))):
+                visitor = await self._find_visitor(token, request)
+            if visitor is not None:
+                return visitor
         if not authenticator.allow_local:
             return None
         local = await authenticator.authenticate(request)

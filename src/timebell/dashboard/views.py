@@ -20,7 +20,7 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 
-from timebell.api.admission import ArrivingBodies
+from timebell.api.admission import ArrivingBodies, BodyTooLarge, TooBusy
 from timebell.api.authentication import Authenticator, Caller
 from timebell.api.client_address import client_network
 from timebell.app import Timebell
@@ -180,7 +180,8 @@ class PageRoute(APIRoute):
                     "fix": "Nothing is lost: due jobs run when it is back. Try again.",
                 })  # fmt: skip
             except TimebellError as error:
-                status = HTTPStatus.BAD_REQUEST if isinstance(error, InvalidInput) else HTTPStatus.FORBIDDEN
+                kinds = ((TooBusy, HTTPStatus.SERVICE_UNAVAILABLE), (InvalidInput, HTTPStatus.BAD_REQUEST))
+                status = next((code for kind, code in kinds if isinstance(error, kind)), HTTPStatus.FORBIDDEN)
                 return error_page(request, status, {"detail": error.message, "code": error.code, "fix": error.fix})
 
         return handle
@@ -225,18 +226,13 @@ async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, An
 
 async def read_form(request: Request, bodies: ArrivingBodies) -> dict[str, str]:
     """Read the fields of a form, with line breaks as `\\n`. Raises InvalidInput (FORM_TOO_LARGE), TimeoutError."""
-    chunks, size = [], 0
     network = client_network(request.client.host if request.client else "")
-    async with bodies.receive(PAGE_TIMEOUT_SECONDS, network):
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > MAX_FORM_BYTES:
-                raise InvalidInput("The form is too large.", code="FORM_TOO_LARGE", fix="Use the API.")
-            chunks.append(chunk)
     try:
-        fields = parse_qsl(
-            b"".join(chunks).decode(errors="replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
-        )
+        content = await bodies.read(request.stream(), PAGE_TIMEOUT_SECONDS, MAX_FORM_BYTES, network)
+    except BodyTooLarge:
+        raise InvalidInput("The form is too large.", code="FORM_TOO_LARGE", fix="Use the API.") from None
+    try:
+        fields = parse_qsl(content.decode(errors="replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
     except ValueError:
         raise InvalidInput("The form has too many fields.", code="FORM_TOO_LARGE", fix="Use the API.") from None
     return {name: text.replace("\r\n", "\n") for name, text in fields}
