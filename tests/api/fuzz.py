@@ -25,7 +25,7 @@ request-timeout = 60  # a claim waits for due jobs for up to 30 s
 # Rules that JSON Schema cannot express: fields that exclude each other, names of zones, cron expressions, cursors,
 # times in the past (400, 422); conditions on the current state (409, 412, 428).
 [checks.positive_data_acceptance]
-expected-statuses = ["2xx", 400, 401, 403, 404, 409, 412, 413, 422, 428, "5xx"]
+expected-statuses = ["2xx", 400, 401, 403, 404, 409, 412, 413, 422, 428, 431, "5xx"]
 # If-Match is checked before the body.
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429, "5xx"]
