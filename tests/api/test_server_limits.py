@@ -27,7 +27,7 @@ async def test_header_size_and_count_are_limited(make: Make) -> None:
         refused = await live.send(GET + some + b"Connection: close\r\n\r\n")
         assert refused.split()[1] == b"431"
         assert b"TOO_MANY_HEADERS" in refused
-        assert (await live.send(GET + b"X: " + b"x" * 200_000)).split()[1] in (b"400", b"431")
+        assert (await live.send(GET + b"X: " + b"x" * 200_000)).split()[1] == b"431"
         close = b"\r\nConnection: close\r\n\r\n"
         url = b"GET /livez?" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1"
         for head in (GET + b"X: " + b"x" * 20_000 + close, url + close):

@@ -146,6 +146,7 @@ NOT_POLICIES = {
     "lifespan", "running", "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
     "arrivals", "require_arrivals", "render_request", "redeliver", "backlogs",
     "unless",  # evaluated by a database at the time of a condition
+    "NoFreeThread",  # not raised by handlers
 }  # fmt: skip
 
 # Fields whose values or parts have another name here.

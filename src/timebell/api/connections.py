@@ -6,15 +6,18 @@ import asyncio
 import resource
 import sys
 from collections import Counter
+from http import HTTPStatus
 from typing import Any
 
 from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from timebell.api.client_address import client_network
+from timebell.api.problems import problem_response
 
 MAX_CONNECTIONS = 5000
 MAX_HEAD_BYTES = 16 * 1024
+HEAD_TOO_LARGE = f"The URL and the headers exceed {MAX_HEAD_BYTES:,} bytes."
 HEAD_TIMEOUT_SECONDS = 10.0  # to send a complete request head
 READ_TIMEOUT_SECONDS = 60.0  # without reading any part of a response
 
@@ -116,13 +119,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_size is not None:
             self._head_size += len(data)
         super().data_received(data)
-        if self._head_size is not None and self._head_size > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
+        if self._is_head_too_large() and not self.transport.is_closing():
+            self.send_400_response("")
         self._follow_request()
 
     def on_headers_complete(self) -> None:
-        self._head_size = None
         super().on_headers_complete()
+        self._head_size = None
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = ResponseUntilClose  # the protocol offers no other way; its task has not begun
 
@@ -152,6 +155,21 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._read_timer is not None:
             self._read_timer.cancel()
         super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a head that is too long, or that the parser refuses, and close the connection."""
+        close = {"Connection": "close"}
+        if self._is_head_too_large():
+            response = problem_response(431, "HEAD_TOO_LARGE", HEAD_TOO_LARGE, close)
+        else:
+            response = problem_response(400, "INVALID_HTTP", "The request is not valid HTTP.", close)
+        lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+        lines += [name + b": " + value for name, value in response.raw_headers]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        self.transport.close()
+
+    def _is_head_too_large(self) -> bool:
+        return self._head_size is not None and self._head_size > MAX_HEAD_BYTES
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)

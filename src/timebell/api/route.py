@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -243,8 +243,20 @@ async def _answer_read(
     async with pools.reads.hold(owner, _disconnected(request)):
         response = await inner(request)
     if isinstance(response, StreamingResponse):
-        response.body_iterator = hold_for_each(pools.reads, owner, response.body_iterator)
+        response.body_iterator = await _start_stream(hold_for_each(pools.reads, owner, response.body_iterator))
     return _not_modified(request, response)
+
+
+async def _start_stream(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Produce the first chunk, so that its error becomes an error response; return an iterator over all chunks."""
+    first = await anext(chunks, b"")
+
+    async def stream() -> AsyncIterator[Any]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+    return stream()
 
 
 async def _run_report(request: Request, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:

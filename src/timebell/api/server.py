@@ -18,7 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from timebell import tracing
 from timebell.api.authentication import Authenticator
 from timebell.api.client_address import TrustedProxies, has_forwarded_header
-from timebell.api.connections import MAX_HEAD_BYTES, LimitedProtocol, OpenConnections, connection_limit
+from timebell.api.connections import (
+    HEAD_TOO_LARGE,
+    MAX_HEAD_BYTES,
+    LimitedProtocol,
+    OpenConnections,
+    connection_limit,
+)
 from timebell.api.problems import allowed_methods, install_handlers, problem_response
 from timebell.api.route import API_PREFIX
 from timebell.app import Timebell
@@ -149,9 +155,7 @@ def _refuse_head(url_size: int, headers: Sequence[tuple[bytes, bytes]], request_
             431, "TOO_MANY_HEADERS", f"The request has more than {MAX_HEADERS} headers.", requestId=request_id
         )
     if url_size + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-        return problem_response(
-            431, "HEAD_TOO_LARGE", f"The URL and the headers exceed {MAX_HEAD_BYTES:,} bytes.", requestId=request_id
-        )
+        return problem_response(431, "HEAD_TOO_LARGE", HEAD_TOO_LARGE, requestId=request_id)
     names = {name for name, _ in headers}
     if b"content-length" in names and b"transfer-encoding" in names:
         # A proxy might believe the one that this server ignores, and take the rest of the body for another request
