@@ -132,7 +132,7 @@ def test_the_metadata_has_links_license_and_classifiers(tmp_path: Path, monkeypa
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
     assert metadata["Maintainer"] == "The Timebell maintainers"
     readme = metadata.get_payload()
-    assert "](https://example.com/timebell/blob/main/docs/start/first-steps.md)" in readme
+    assert "](https://example.com/timebell/blob/main/docs/start/tutorial.md)" in readme
     assert not re.search(r"\]\((?!https?:|#)", readme)
 
 

@@ -68,11 +68,18 @@ def environment() -> dict[str, str]:
 
 
 def write_snippets(folder: Path) -> list[Path]:
-    """Write the Python blocks of each page as one async function, because they share names and may await."""
+    """Write the Python blocks of each page as one async function, because they share names and may await.
+
+    Excerpts of the files of an example are left out.
+    """
     modules = []
     for number, page in enumerate(PAGES):
         texts = [
-            block.text for block in blocks(page) if block.language == "python" and "from __future__" not in block.text
+            block.text
+            for block in blocks(page)
+            if block.language == "python"
+            and "from __future__" not in block.text
+            and not block.info.startswith("examples/")
         ]
         module = folder / f"page_{number}_{page.stem.replace('-', '_')}.py"
         body = indent("\n".join(texts), "    ", lambda line: True)
