@@ -402,3 +402,48 @@ def test_plans_above_the_daily_calls_are_refused(options: dict[str, Any]) -> Non
     with pytest.raises(InvalidInput) as refused:
         CallPlan.parse(options)
     assert refused.value.code == "INVALID_SOURCE_OPTIONS"
+
+
+def test_a_second_board_must_leave_the_graces_longer_than_the_full_reads(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        options = {key: value for key, value in board(monday).items() if key != "everySeconds"} | {"dailyCalls": 1000}
+        second = {**options, "boardId": 78}
+        try:
+            await app.triggers.put_source("board", "monday", options)
+            await app.triggers.put("due", "board", "due", "item.due", grace=400)
+            await app.triggers.put("later", "board", "due", "item.due", grace=300)
+            with pytest.raises(InvalidInput, match=r"'later' is 300 s.*every 345\.6 s") as refused:
+                await app.triggers.put_source("second", "monday", second)
+            assert refused.value.code == "GRACE_TOO_SHORT"
+            assert [each.name for each in await app.triggers.list_sources()] == ["board"]
+            await app.triggers.put_source("second", "monday", {**second, "token": "of another account"})
+            await app.triggers.delete("later")
+            await app.triggers.put_source("third", "monday", second)
+            with pytest.raises(InvalidInput) as refused:
+                await app.triggers.put("due", "third", "due", "item.due", grace=300, replace=False)
+            assert refused.value.code == "GRACE_TOO_SHORT"
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_a_board_that_outgrows_its_daily_calls_says_which_grace_is_too_short(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        for number in range(1, 1202):
+            monday.put(number, soon(days=1))
+        await follow(app, monday, dailyCalls=1000, everySeconds=173)
+        try:
+            async with app.running(heartbeat=0.05):
+
+                async def described() -> bool:
+                    return "'due' is 346 s" in ((await app.triggers.get_source("board")).error or "")
+
+                await until(described)
+                assert await count_all(app, 1201)
+        finally:
+            await app.close()
+
+    asyncio.run(body())

@@ -31,6 +31,7 @@ from timebell.features.triggers.model.trigger import (
     parse_version,
 )
 from timebell.features.triggers.sources import POLLED_KINDS, create_adapter, scan_interval
+from timebell.features.triggers.sources.call_plan import account_id
 from timebell.features.triggers.store import item_changes, item_history, sources, triggers
 from timebell.features.triggers.store.firing_audit import FiringAudit, audit_page
 from timebell.features.triggers.store.planned_firings import build_payload
@@ -92,9 +93,21 @@ class Triggers:
             await self.check_source(draft)
         source = await self._run(
             connection, sources.upsert_source, draft, draft.created_at, replace=replace,
-            interval=scan_interval(kind, draft.options),
+            intervals=await self._scan_intervals(connection, draft),
         )  # fmt: skip
         return source
+
+    async def _scan_intervals(self, connection: Any, source: Source) -> dict[str, float]:
+        """Return the seconds between full scans, by name, of a source and of those whose daily calls it shares."""
+        sharing = [source]
+        if source.kind == "monday":
+            account = account_id(source.tenant_id, source.options)
+            boards = await self._run(connection, sources.list_sources_of_kinds, ("monday",), source.tenant_id)
+            sharing += [
+                each for each in boards
+                if each.name != source.name and account_id(each.tenant_id, each.options) == account
+            ]  # fmt: skip
+        return {each.name: scan_interval(each.kind, each.options, len(sharing)) for each in sharing}
 
     def draft_source(
         self, name: str, kind: str = "webhook", options: Mapping[str, Any] | None = None, *,
@@ -200,7 +213,7 @@ class Triggers:
             raise unknown_options("triggers.put", unknown, TriggerOptions.__annotations__)
         now = self._clock.now()
         source_row = await self._run(connection, sources.find_source, tenant_id, source)
-        interval = 0.0 if source_row is None else scan_interval(source_row.kind, source_row.options)
+        interval = 0.0 if source_row is None else (await self._scan_intervals(connection, source_row))[source]
         draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now, interval)
         if connection is None:
             await self.check_rule(name, source, draft.rule, tenant_id=tenant_id)

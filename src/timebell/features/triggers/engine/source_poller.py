@@ -36,7 +36,7 @@ from timebell.features.triggers.model.trigger import (
 )
 from timebell.features.triggers.sources import POLLED_KINDS
 from timebell.features.triggers.sources.base import RowPage, SourceAdapter
-from timebell.features.triggers.sources.call_plan import account_id, shortest_interval
+from timebell.features.triggers.sources.call_plan import CallPlan, account_id
 from timebell.features.triggers.store import item_changes, sources, webhook_changes
 
 log = logging.getLogger("timebell.sources")
@@ -232,7 +232,7 @@ class SourcePoller:
         if adapter.daily_calls is None:
             return adapter.full_scan_interval
         pages = watch.pages * self._accounts[account_id(source.tenant_id, source.options)]
-        return max(adapter.full_scan_interval, shortest_interval(adapter.daily_calls, pages))
+        return CallPlan(adapter.daily_calls, adapter.full_scan_interval).interval_of(pages)
 
     def _is_poll_due(self, adapter: SourceAdapter, watch: SourceWatch, now: float) -> bool:
         return adapter.poll_interval > 0 and (
@@ -300,11 +300,27 @@ class SourcePoller:
         self, source: Source, adapter: SourceAdapter, watch: SourceWatch, scan: Scan, changes_cursor: str | None
     ) -> None:
         await self._mark_missing_gone(source, adapter, scan)
-        message = self._describe_row_errors(source, scan.rejected) or self._subscriptions.error(source.id)
+        watch.pages = max(scan.pages, 1)
+        message = (
+            self._describe_row_errors(source, scan.rejected)
+            or self._subscriptions.error(source.id)
+            or await self._describe_short_grace(source, adapter, watch)
+        )
         final_cursor = json.dumps({} if changes_cursor is None else {"changes": changes_cursor})
         await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
-        watch.scan, watch.last_full_scan_at, watch.pages = None, self.node.clock.monotonic(), max(scan.pages, 1)
+        watch.scan, watch.last_full_scan_at = None, self.node.clock.monotonic()
         self._scans.add("ok")
+
+    async def _describe_short_grace(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> str | None:
+        """Return the error for a board that has grown: its daily calls no longer suffice for the grace of a trigger."""
+        interval = self._full_scan_interval(source, adapter, watch)
+        if interval <= adapter.full_scan_interval:
+            return None  # the triggers were checked for this interval
+        triggers = await self._run_as_leader(sources.list_triggers_of_source, source) or ()
+        short = min(triggers, key=lambda trigger: trigger.rule.grace, default=None)
+        if short is None or short.rule.grace > interval:
+            return None
+        return str(sources.grace_too_short(short.name, short.rule.grace, interval))
 
     async def _mark_missing_gone(self, source: Source, adapter: SourceAdapter, scan: Scan) -> None:
         """Read known items that a scan did not find once more, by key. Those that do not exist are gone.

@@ -11,14 +11,17 @@ from timebell.features.triggers.sources.call_plan import CallPlan
 POLLED_KINDS = ("monday", "sql")
 
 
-def scan_interval(kind: str, options: Mapping[str, Any]) -> float:
-    """Return the seconds within which a source finds a change that every other way has missed; 0 for webhooks only."""
+def scan_interval(kind: str, options: Mapping[str, Any], pages: int = 1) -> float:
+    """Return the seconds within which a source finds a change that every other way has missed; 0 for webhooks only.
+
+    `pages` is the number of pages of all sources of its account, which share the daily calls.
+    """
     if kind == "sql":
         from timebell.features.triggers.sources.sql_table import intervals
 
         return intervals(options)[1]
     if kind == "monday":
-        return CallPlan.parse(options).interval
+        return CallPlan.parse(options).interval_of(pages)
     return 0.0
 
 

@@ -49,6 +49,10 @@ class CallPlan(NamedTuple):
             )  # fmt: skip
         return cls(daily_calls, interval)
 
+    def interval_of(self, pages: int) -> float:
+        """Return the seconds between full reads if all boards of the account have `pages` pages together."""
+        return max(self.interval, shortest_interval(self.daily_calls, pages))
+
     @property
     def full_reads(self) -> int:
         """The number of full reads a day, each of which takes a call for each page."""

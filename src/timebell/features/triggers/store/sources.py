@@ -33,9 +33,12 @@ SOURCES = "sources"
 """Subject of notifications: a source is to be read."""
 
 
-def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bool, interval: float = 0.0) -> Source:
-    """Store a source; changed options reset its cursor. `interval` is that of its full scans, in seconds.
+def upsert_source(
+    tx: Transaction, source: Source, now: datetime, *, replace: bool, intervals: Mapping[str, float] | None = None
+) -> Source:
+    """Store a source; changed options reset its cursor.
 
+    `intervals` are the seconds between full scans, by name, of this source and of those whose daily calls it shares.
     Raises Conflict (SOURCE_EXISTS, SOURCE_KIND_FIXED), InvalidInput (GRACE_TOO_SHORT).
     """
     ensure_tenants(tx, {source.tenant_id}, now)
@@ -50,6 +53,7 @@ def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bo
             id=source.id, tenant_id=source.tenant_id, name=source.name, kind=source.kind, options=options,
             created_at=now, created_by=source.created_by, updated_at=now,
         ))  # fmt: skip
+        _check_graces(tx, source.tenant_id, intervals or {})
         tx.notify(SOURCES)
         return source
     if not replace:
@@ -63,13 +67,23 @@ def upsert_source(tx: Transaction, source: Source, now: datetime, *, replace: bo
             existing=row.id, fix="Create another source.",
         )  # fmt: skip
     if decode(row.options) != source.options:
-        for trigger in list_triggers_of_source(tx, source_from_row(row)):
-            if interval > 0 and trigger.rule.grace <= interval:
-                raise grace_too_short(trigger.name, trigger.rule.grace, interval)
+        _check_graces(tx, source.tenant_id, intervals or {})
         changed = {"options": options, "cursor": None, "updated_at": now}
         tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
         tx.notify(SOURCES)
     return source_from_row(tx.execute(select(sources).where(sources.c.id == row.id)).one())
+
+
+def _check_graces(tx: Transaction, tenant_id: str, intervals: Mapping[str, float]) -> None:
+    """Raise InvalidInput (GRACE_TOO_SHORT) if a trigger's grace is not longer than the interval of its source."""
+    query = select(triggers.c.name, triggers.c.rule, sources.c.name.label("source")).join(
+        sources, sources.c.id == triggers.c.source_id
+    )
+    names = [name for name, interval in intervals.items() if interval > 0]
+    for row in tx.execute(query.where((sources.c.tenant_id == tenant_id) & sources.c.name.in_(names))):
+        grace = decode(row.rule)["grace"]
+        if grace <= intervals[row.source]:
+            raise grace_too_short(row.name, grace, intervals[row.source])
 
 
 def find_source(tx: Transaction, tenant_id: str, name: str) -> Source | None:
@@ -130,9 +144,11 @@ def set_orphaned(tx: Transaction, source_id: str, reason: str | None, now: datet
         tx.notify(JOBS)
 
 
-def list_sources_of_kinds(tx: Transaction, kinds: Collection[str]) -> list[Source]:
-    """Return all sources of these kinds, of all tenants."""
+def list_sources_of_kinds(tx: Transaction, kinds: Collection[str], tenant_id: str | None = None) -> list[Source]:
+    """Return all sources of these kinds, of one tenant or of all."""
     query = select(sources).where(sources.c.kind.in_(sorted(kinds))).order_by(sources.c.id)
+    if tenant_id is not None:
+        query = query.where(sources.c.tenant_id == tenant_id)
     return [source_from_row(row) for row in tx.execute(query)]
 
 
@@ -309,9 +325,11 @@ def source_from_row(row: Row[Any]) -> Source:
 def grace_too_short(trigger: str, grace: float, interval: float) -> InvalidInput:
     """Return the error for a grace that a change which only a full scan finds may exceed."""
     return InvalidInput(
-        f"The grace of the trigger {trigger!r:.80} is {grace:g} s, but its source is read completely only every"
+        f"The grace of the trigger {trigger!r:.80} is {grace:g} s, but its source would be read completely only every"
         f" {interval:g} s: a change that this read finds may be too late.",
-        code="GRACE_TOO_SHORT", fix=f"Use a grace of more than {interval:g} s, or read the source more often.",
+        code="GRACE_TOO_SHORT",
+        fix=f"Use a grace of more than {interval:g} s, or read the source more often (everySeconds or, for boards that"
+        " share the calls of an account, dailyCalls).",
     )  # fmt: skip
 
 
