@@ -37,7 +37,8 @@ def test_creating_an_app_loads_neither_the_engine_nor_unused_drivers(environment
     _, modules = run(CREATE, environment)
     assert "timebell.store.dialects.sqlite.store" in modules
     unwanted = {
-        "alembic", "asyncpg", "fastapi", "psycopg", "pydantic", "pymysql", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
+        "alembic", "asyncpg", "fastapi", "psycopg", "pydantic", "pymysql", "sqlalchemy.dialects.mysql",
+        "sqlalchemy.dialects.postgresql", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
         "timebell.engine.node", "timebell.observe.metrics", "timebell.store.dialects.mariadb.store",
         "timebell.store.dialects.postgres.store",
     }  # fmt: skip
