@@ -40,8 +40,8 @@ def test_creating_an_app_loads_neither_the_engine_nor_unused_drivers(environment
         "alembic", "asyncpg", "fastapi", "psycopg", "pydantic", "pymysql", "sqlalchemy.dialects.mysql",
         "sqlalchemy.dialects.postgresql", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
         "timebell.engine.node", "timebell.observe.metrics", "timebell.store.audit.audit",
-        "timebell.store.dialects.mariadb.store", "timebell.store.dialects.postgres.store",
-        "timebell.targets.brokers.broker",
+        "timebell.store.cluster.nodes", "timebell.store.dialects.mariadb.store",
+        "timebell.store.dialects.postgres.store", "timebell.targets.brokers.broker",
     }  # fmt: skip
     assert modules & unwanted == set()
     assert [name for name in modules if name.startswith("timebell.features.") and name.count(".") > 3] == []
