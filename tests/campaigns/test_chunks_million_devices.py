@@ -15,7 +15,7 @@ from benchmarks.campaign_people import COLUMNS, device_records
 from timebell import Timebell
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
-from timebell.features.campaigns.store import campaigns, chunks, devices
+from timebell.features.campaigns.store import campaigns, chunks, definitions, devices
 from timebell.features.campaigns.store.chunks import DeliveryResult
 from timebell.features.campaigns.store.tables import devices as table
 from timebell.ids import new_id
@@ -41,7 +41,7 @@ def test_a_campaign_reaches_each_of_a_million_devices_once(store_url: str) -> No
             id=new_id(now), tenant_id="default", plan=CampaignPlan.from_json({"title": "Hello", "chunkDelayMs": 0}),
             state=CampaignState.PENDING, send_at=now, timezone="UTC", created_at=now, updated_at=now,
         )  # fmt: skip
-        await store.run(campaigns.create_campaign, created)
+        await store.run(definitions.create_campaign, created)
         reached: set[int] = set()
         gone: set[int] = set()
         while (found := await store.run(campaigns.find_campaign, None, created.id)).state != "completed":  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from timebell.errors import Conflict
-from timebell.features.campaigns.store import campaigns, chunks
+from timebell.features.campaigns.store import actions, chunks, recipients
 from timebell.features.campaigns.store.chunks import ChunkTakenOver, DeliveryResult, OpenedChunk
 
 from .test_campaigns import S, Sender, sender
@@ -103,14 +103,14 @@ def test_attempts_and_possible_duplicates_are_counted_and_never_overwritten(send
     sender.send_all(id_)
     for known in (0, 3, 6):
         assert (sender.get(id_).unknown, sender.get(id_).possible_duplicates) == (3, known)
-        sender.run(campaigns.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
+        sender.run(actions.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
         again, _ = sender.open(id_)
         state = "accepted" if known == 6 else "unknown"
         results = [DeliveryResult(each, state, None, is_uncertain=state == "unknown") for each in again.recipients]
         assert sender.close(id_, again, results) is False
         sender.send_all(id_)
     assert (sender.get(id_).state, sender.get(id_).possible_duplicates) == ("completed", 9)
-    page = sender.run(campaigns.list_deliveries, id_, 10, None, None)
+    page = sender.run(recipients.list_deliveries, id_, 10, None, None)
     assert [(row["state"], row["sends"], row["unknown_sends"]) for row in page.items] == [("accepted", 4, 3)] * 3
 
 

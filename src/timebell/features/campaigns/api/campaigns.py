@@ -40,6 +40,7 @@ from timebell.features.campaigns.client.delivery_export import (
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign
 from timebell.features.campaigns.store import campaigns as rows
+from timebell.features.campaigns.store.campaign_jobs import TOPIC
 from timebell.features.campaigns.store.progress import forecast_campaign
 from timebell.tenancy.roles import Role
 
@@ -325,7 +326,7 @@ async def _create_recurring(
 ) -> Response:  # fmt: skip
     """Create a schedule whose occurrences are campaigns."""
     optional = {"name": fields.get("name"), "timezone": fields.get("timezone")}
-    body = {**{name: value for name, value in optional.items() if value is not None}, **recurrence, "topic": rows.TOPIC}
+    body = {**{name: value for name, value in optional.items() if value is not None}, **recurrence, "topic": TOPIC}
     _, spec, options = parse_schedule(ScheduleIn.model_validate(body), ctx.app.settings.default_timezone)
     schedule = await ctx.app.campaigns.repeat(
         message, spec, send_at=fields.get("sendAt"), in_recipient_zones=in_recipient_zones, tenant_id=ctx.tenant_id,

@@ -18,6 +18,7 @@ from sqlalchemy import Row, func, insert, select, update
 
 from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress
+from timebell.features.campaigns.store import campaign_jobs
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, ERRORS, REFUSED, UNKNOWN, UNSENT
@@ -146,10 +147,10 @@ def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: 
     while True:
         progress, at = next_due_zone(tx, campaign, now)
         if progress is None:
-            rows.enqueue_next_or_complete(tx, campaign, now)
+            campaign_jobs.enqueue_next_or_complete(tx, campaign, now)
             return OpenedChunk(campaign, reason="No recipients are left.")
         if at > now:
-            rows.enqueue_chunk(tx, campaign, at, now)
+            campaign_jobs.enqueue_chunk(tx, campaign, at, now)
             return OpenedChunk(campaign, reason=f"No recipients are due before {at.isoformat()}.")
         selected, progress.done = select_recipients(tx, campaign, progress, size)
         recipients = _hold_out(tx, campaign, progress, selected)
@@ -167,7 +168,7 @@ def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: 
     if not campaign.all_chunks_opened and not must_wait:
         is_last = all(progress.done for progress in campaign.zone_progress)  # the next job only finishes the walk
         delay = timedelta(0) if is_last else campaign.plan.chunk_delay or timedelta(0)
-        rows.enqueue_chunk(tx, campaign, now + delay, now)
+        campaign_jobs.enqueue_chunk(tx, campaign, now + delay, now)
     return OpenedChunk(campaign, number, recipients)
 
 
@@ -396,11 +397,11 @@ def _finish_chunk(tx: Transaction, campaign: Campaign, number: int, now: datetim
     tx.execute(update(chunks).where(_by_number(campaign.id, number)).values(state=DONE, ended_at=now))
     campaign.open_chunks -= 1
     if campaign.state is CampaignState.RUNNING and (campaign.job_id is None or campaign.all_chunks_opened):
-        rows.enqueue_next_or_complete(tx, campaign, now)
+        campaign_jobs.enqueue_next_or_complete(tx, campaign, now)
     elif campaign.state is CampaignState.STOPPED:
         campaign.ended_at = now
         if not campaign.open_chunks:
-            rows.enqueue_recipient_count(tx, campaign, now)
+            campaign_jobs.enqueue_recipient_count(tx, campaign, now)
 
 
 def _by_number(campaign_id: str, number: int) -> Any:
