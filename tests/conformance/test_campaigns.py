@@ -16,8 +16,9 @@ from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
 from timebell.features.campaigns.model.device import validate_device
 from timebell.features.campaigns.model.filters import Filters
-from timebell.features.campaigns.store import actions, campaigns, chunks, definitions, devices
-from timebell.features.campaigns.store.chunks import DeliveryResult, OpenedChunk
+from timebell.features.campaigns.store import actions, campaigns, chunk_results, chunks, definitions, devices
+from timebell.features.campaigns.store.chunk_results import DeliveryResult
+from timebell.features.campaigns.store.chunks import OpenedChunk
 from timebell.features.campaigns.store.tables import deliveries
 from timebell.ids import new_id
 from timebell.store.dialects.base import Store
@@ -75,7 +76,7 @@ class Sender:
 
     def close(self, id_: str, opened: OpenedChunk, delivered: list[DeliveryResult], attempt: int = 1) -> Any:
         left = len(opened.recipients) - len(delivered)
-        return self.run(chunks.close_chunk, id_, opened.number, attempt, delivered, left, self.now)
+        return self.run(chunk_results.close_chunk, id_, opened.number, attempt, delivered, left, self.now)
 
     def list_devices(self) -> list[Any]:
         page: Any = self.run(devices.list_devices, "default", 500, None, Filters(), None, self.now)
