@@ -25,7 +25,6 @@ from timebell.model.page import Page
 from timebell.model.policy import parse_seconds
 from timebell.model.repair_report import RepairReport
 from timebell.model.schedule import Schedule
-from timebell.model.why import Explanation
 from timebell.recurrence import Calendar, Spec
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from timebell.engine.arrival_stream import ArrivalHub
     from timebell.engine.leader.continuous_audit import AuditResult, OnProgress
     from timebell.engine.service import Service
+    from timebell.model.why import Explanation
 
 MIN_WAIT_POLL_SECONDS, MAX_WAIT_POLL_SECONDS = 0.02, 1.0
 """The pauses between reads of a job that `wait` waits for."""

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from timebell.features.campaigns.client import delivery_export
-from timebell.features.campaigns.store import chunks, progress
-from timebell.features.campaigns.store.chunks import DeliveryResult
+from timebell.features.campaigns.store import chunk_results, chunks, progress
+from timebell.features.campaigns.store.chunk_results import DeliveryResult
 
 from .web import Web, is_problem
 
@@ -327,7 +327,7 @@ async def open_first_chunk(web: Web, id_: str, accepted: int) -> None:
     now = web.app.clock.now()
     opened = await web.app.store.run(chunks.open_chunk, id_, 1, campaign.job_id, 1, now)
     results = [DeliveryResult(each, "accepted", None, "m-1") for each in opened.recipients[:accepted]]
-    await web.app.store.run(chunks.close_chunk, id_, 1, 1, results, len(opened.recipients) - accepted, now)
+    await web.app.store.run(chunk_results.close_chunk, id_, 1, 1, results, len(opened.recipients) - accepted, now)
 
 
 async def test_a_running_campaign_has_a_forecast(make: Callable[..., Any]) -> None:

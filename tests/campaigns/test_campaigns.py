@@ -14,7 +14,7 @@ from timebell import Cron, Timebell
 from timebell.errors import StoreUnreachable
 from timebell.features.campaigns.engine import chunk_sender
 from timebell.features.campaigns.model.campaign_plan import Campaign
-from timebell.features.campaigns.store import chunks
+from timebell.features.campaigns.store import chunk_results, chunks
 from timebell_fcm_emulator import FakeFcm
 
 HELLO = {"title": "Hello", "body": "You", "chunkSize": 20, "chunkDelayMs": 0}
@@ -232,7 +232,7 @@ def test_a_test_send_goes_only_to_test_devices_and_is_not_counted(run: Callable[
 def test_results_are_retained_until_the_store_is_reachable(
     run: Callable[..., None], fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failed = chunks.close_chunk, []
+    real, failed = chunk_results.close_chunk, []
 
     def close_chunk(*fields: Any, **more: Any) -> Any:
         if len(failed) < 2:
@@ -240,7 +240,7 @@ def test_results_are_retained_until_the_store_is_reachable(
             raise StoreUnreachable("The database does not answer.")
         return real(*fields, **more)
 
-    monkeypatch.setattr(chunks, "close_chunk", close_chunk)
+    monkeypatch.setattr(chunk_results, "close_chunk", close_chunk)
     monkeypatch.setattr(chunk_sender, "RETRY_DELAY_SECONDS", 0.05)
 
     async def body(app: Timebell, service: Any) -> None:
@@ -258,7 +258,7 @@ def test_adaptive_chunks_run_back_to_back_within_the_quota(
     monkeypatch.setenv("TIMEBELL_FCM_MESSAGES_PER_MINUTE", "1200")
     monkeypatch.setattr(chunk_sender, "RETRY_DELAY_SECONDS", 0.05)
     fcm.quota(1200)
-    original_open, close, opened_numbers = chunks.open_chunk, chunks.close_chunk, set[int]()
+    original_open, close, opened_numbers = chunks.open_chunk, chunk_results.close_chunk, set[int]()
 
     def open_chunk(*fields: Any) -> Any:
         opened = original_open(*fields)
@@ -272,7 +272,7 @@ def test_adaptive_chunks_run_back_to_back_within_the_quota(
         return close(*fields, **more)
 
     monkeypatch.setattr(chunks, "open_chunk", open_chunk)
-    monkeypatch.setattr(chunks, "close_chunk", close_chunk)
+    monkeypatch.setattr(chunk_results, "close_chunk", close_chunk)
 
     async def body(app: Timebell, service: Any) -> None:
         await register_devices(app, 60)

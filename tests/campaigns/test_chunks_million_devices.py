@@ -15,8 +15,8 @@ from benchmarks.campaign_people import COLUMNS, device_records
 from timebell import Timebell
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
-from timebell.features.campaigns.store import campaigns, chunks, devices
-from timebell.features.campaigns.store.chunks import DeliveryResult
+from timebell.features.campaigns.store import campaigns, chunk_results, chunks, definitions, devices
+from timebell.features.campaigns.store.chunk_results import DeliveryResult
 from timebell.features.campaigns.store.tables import devices as table
 from timebell.ids import new_id
 from timebell.store.transaction import Transaction
@@ -41,7 +41,7 @@ def test_a_campaign_reaches_each_of_a_million_devices_once(store_url: str) -> No
             id=new_id(now), tenant_id="default", plan=CampaignPlan.from_json({"title": "Hello", "chunkDelayMs": 0}),
             state=CampaignState.PENDING, send_at=now, timezone="UTC", created_at=now, updated_at=now,
         )  # fmt: skip
-        await store.run(campaigns.create_campaign, created)
+        await store.run(definitions.create_campaign, created)
         reached: set[int] = set()
         gone: set[int] = set()
         while (found := await store.run(campaigns.find_campaign, None, created.id)).state != "completed":  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ def test_a_campaign_reaches_each_of_a_million_devices_once(store_url: str) -> No
             assert reached.isdisjoint(numbers) and len(set(numbers)) == len(numbers)
             reached.update(numbers)
             results = [DeliveryResult(each, "accepted") for each in opened.recipients]
-            await store.run(chunks.close_chunk, created.id, opened.number, 1, results, 0, now)
+            await store.run(chunk_results.close_chunk, created.id, opened.number, 1, results, 0, now)
             now += timedelta(milliseconds=10)
             lost = [random.randrange(MILLION) for _ in range(20)]
             tokens = [f"d{n:09d}:{'APA91b' * 23}" for n in lost]

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from timebell.errors import Conflict
-from timebell.features.campaigns.store import campaigns, chunks
-from timebell.features.campaigns.store.chunks import ChunkTakenOver, DeliveryResult, OpenedChunk
+from timebell.features.campaigns.store import actions, chunk_results, chunks, recipients
+from timebell.features.campaigns.store.chunk_results import ChunkTakenOver, DeliveryResult
+from timebell.features.campaigns.store.chunks import OpenedChunk
 
 from .test_campaigns import S, Sender, sender
 
@@ -39,7 +40,7 @@ def send_in_batches(sender: Sender, id_: str, opened: OpenedChunk, attempt: int,
         batch = opened.recipients[start : start + BATCH]
         if start:
             sender.run(
-                chunks.record_posted, id_, opened.number, attempt, results, batch[-1].id, tenant_id="default"
+                chunk_results.record_posted, id_, opened.number, attempt, results, batch[-1].id, tenant_id="default"
             )  # fmt: skip
         results = []
         for recipient in batch:
@@ -47,7 +48,7 @@ def send_in_batches(sender: Sender, id_: str, opened: OpenedChunk, attempt: int,
             sender.phones[recipient.token] = sender.phones.get(recipient.token, 0) + 1
             results.append(DeliveryResult(recipient, "accepted", None, "m"))
         step()
-    sender.run(chunks.close_chunk, id_, opened.number, attempt, results, 0, sender.now)
+    sender.run(chunk_results.close_chunk, id_, opened.number, attempt, results, 0, sender.now)
     step()
 
 
@@ -65,7 +66,7 @@ def test_a_crash_at_any_point_leaves_at_most_a_batch_unknown(sender: Sender, unk
         again, _ = sender.open(id_, 2, job)
         with pytest.raises(ChunkTakenOver):  # the first node was only frozen
             last = opened.recipients[-1].id
-            sender.run(chunks.record_posted, id_, opened.number, attempt, [], last, tenant_id="default")
+            sender.run(chunk_results.record_posted, id_, opened.number, attempt, [], last, tenant_id="default")
         if again.recipients:
             send_in_batches(sender, id_, again, 2, [100])
         sender.send_all(id_)
@@ -89,7 +90,7 @@ def test_devices_with_dead_tokens_are_removed_with_their_batch(sender: Sender) -
     results = [DeliveryResult(dead, "refused", "UNREGISTERED", token_is_dead=True)]
     results += [DeliveryResult(each, "accepted", None, "m") for each in others]
     last = opened.recipients[-1].id
-    sender.run(chunks.record_posted, id_, opened.number, 1, results, last, tenant_id="default")
+    sender.run(chunk_results.record_posted, id_, opened.number, 1, results, last, tenant_id="default")
     sender.open(id_, 2, job)  # the node died while it sent the second batch
     tokens = {device.token for device in sender.list_devices()}
     assert tokens == {each.token for each in opened.recipients} - {dead.token}
@@ -103,14 +104,14 @@ def test_attempts_and_possible_duplicates_are_counted_and_never_overwritten(send
     sender.send_all(id_)
     for known in (0, 3, 6):
         assert (sender.get(id_).unknown, sender.get(id_).possible_duplicates) == (3, known)
-        sender.run(campaigns.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
+        sender.run(actions.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
         again, _ = sender.open(id_)
         state = "accepted" if known == 6 else "unknown"
         results = [DeliveryResult(each, state, None, is_uncertain=state == "unknown") for each in again.recipients]
         assert sender.close(id_, again, results) is False
         sender.send_all(id_)
     assert (sender.get(id_).state, sender.get(id_).possible_duplicates) == ("completed", 9)
-    page = sender.run(campaigns.list_deliveries, id_, 10, None, None)
+    page = sender.run(recipients.list_deliveries, id_, 10, None, None)
     assert [(row["state"], row["sends"], row["unknown_sends"]) for row in page.items] == [("accepted", 4, 3)] * 3
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.experiment import parse_experiment
-from timebell.features.campaigns.store import campaigns, results
+from timebell.features.campaigns.store import actions, recipients, results
 
 from .test_campaigns import Sender, sender
 
@@ -23,7 +23,7 @@ def counted(sender: Sender, id_: str) -> dict[str | None, Any]:
 
 
 def rows(sender: Sender, id_: str) -> list[Any]:
-    return list(sender.run(campaigns.list_deliveries, id_, 500, None, None))
+    return list(sender.run(recipients.list_deliveries, id_, 500, None, None))
 
 
 def test_variants_have_their_shares_and_depend_on_the_user(sender: Sender) -> None:
@@ -46,9 +46,9 @@ def test_held_out_recipients_get_nothing_and_are_accounted_for(sender: Sender, o
     for n in range(100):
         sender.register(f"phone-{n}", timezone=("Asia/Seoul", "Europe/Berlin", None)[n % 3], age=n)
     id_ = sender.make(holdOut=0.3, filters={"ageMin": 10}, **options)
-    sender.run(campaigns.count_recipients, id_)
+    sender.run(recipients.count_recipients, id_)
     opened, _ = sender.open(id_)
-    sender.run(campaigns.count_recipients, id_)
+    sender.run(recipients.count_recipients, id_)
     assert sender.get(id_).expected == 63  # an estimate
     *accepted, last = sender.send(opened)
     sender.close(id_, opened, [*accepted, replace(last, state="refused")])
@@ -61,7 +61,7 @@ def test_held_out_recipients_get_nothing_and_are_accounted_for(sender: Sender, o
     assert campaign.registered == 100
     assert counted(sender, id_)[None].held == held
     held_ids = {row["recipient"] for row in rows(sender, id_) if row["state"] == "held"}
-    sender.run(campaigns.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
+    sender.run(actions.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
     sender.send_all(id_)
     assert {row["recipient"] for row in rows(sender, id_) if row["state"] == "held"} == held_ids
     assert sender.get(id_).registered == 100

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from timebell.features.campaigns.store import campaigns, progress
+from timebell.features.campaigns.store import progress, recipients
 
 from .test_campaigns import Sender, due_at, sender
 
@@ -36,7 +36,7 @@ def test_the_rate_and_the_end_are_right_after_ten_seconds(sender: Sender, delay_
     id_ = sender.make(chunkSize=10, chunkDelayMs=delay_ms)
     sender.open(id_)
     begin = sender.now
-    sender.run(campaigns.count_recipients, id_)
+    sender.run(recipients.count_recipients, id_)
     send_for(sender, id_, 10)
     found = forecast(sender, id_)
     interval = timedelta(milliseconds=delay_ms)

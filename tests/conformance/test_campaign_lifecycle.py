@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert, select
 
 from timebell.errors import Conflict, NotFound
-from timebell.features.campaigns.store import campaigns
+from timebell.features.campaigns.store import actions, campaign_jobs, campaigns
 from timebell.features.campaigns.store.tables import campaigns as campaign_table
 from timebell.features.campaigns.store.tables import deliveries
 from timebell.ids import new_id
@@ -50,13 +50,13 @@ def test_an_ended_campaign_is_archived_and_shown_again(sender: Sender) -> None:
     sender.register("phone-1")
     id_ = sender.make()
     with pytest.raises(Conflict) as caught:
-        act(sender, campaigns.archive_campaign, id_, True)
+        act(sender, actions.archive_campaign, id_, True)
     assert caught.value.code == "CAMPAIGN_STATE"
     sender.send_all(id_)
     for _ in range(2):
-        assert act(sender, campaigns.archive_campaign, id_, True).archived_at == sender.now
+        assert act(sender, actions.archive_campaign, id_, True).archived_at == sender.now
     assert (listed(sender), listed(sender, archived=True)) == ([], [id_])
-    act(sender, campaigns.archive_campaign, id_, False)
+    act(sender, actions.archive_campaign, id_, False)
     assert (listed(sender), listed(sender, archived=True)) == ([id_], [])
 
 
@@ -65,16 +65,16 @@ def test_a_deleted_campaign_is_gone_and_its_records_are_removed(sender: Sender) 
     id_, other = sender.make(), sender.make()
     opened, _ = sender.open(id_)
     with pytest.raises(Conflict):
-        act(sender, campaigns.delete_campaign, id_)
-    act(sender, campaigns.stop_campaign, id_, None)
+        act(sender, actions.delete_campaign, id_)
+    act(sender, actions.stop_campaign, id_, None)
     with pytest.raises(Conflict):
-        act(sender, campaigns.delete_campaign, id_)  # its first chunk is still being sent
+        act(sender, actions.delete_campaign, id_)  # its first chunk is still being sent
     sender.close(id_, opened, sender.send(opened))
-    act(sender, campaigns.delete_campaign, id_)
-    act(sender, campaigns.delete_campaign, other)  # before its start
+    act(sender, actions.delete_campaign, id_)
+    act(sender, actions.delete_campaign, other)  # before its start
     assert listed(sender) == []
     assert sender.get(id_) is None
-    assert act(sender, campaigns.delete_campaign, id_) is None
+    assert act(sender, actions.delete_campaign, id_) is None
     for _ in range(2):
         assert sender.run(campaigns.prune_campaigns, sender.now - timedelta(days=30), 1) == 1
     assert sender.run(lambda tx: tx.execute(select(deliveries)).all()) == []
@@ -90,8 +90,8 @@ def test_the_phases_of_a_campaign_are_announced_once(sender: Sender) -> None:
     assert sender.run(events) == []
     opened, _ = sender.open(id_)
     assert sender.run(campaigns.count_with_target, "default", "crm") == 1
-    act(sender, campaigns.pause_campaign, id_, "a typo")
-    act(sender, campaigns.pause_campaign, id_, "a typo")
+    act(sender, actions.pause_campaign, id_, "a typo")
+    act(sender, actions.pause_campaign, id_, "a typo")
     sender.close(id_, opened, sender.send(opened))
     sender.resume(id_)
     sender.send_all(id_)
@@ -104,13 +104,13 @@ def test_the_phases_of_a_campaign_are_announced_once(sender: Sender) -> None:
 
 
 def test_the_nodes_that_send_campaigns_are_counted(sender: Sender) -> None:
-    assert sender.run(campaigns.count_sending_nodes) == 1
+    assert sender.run(campaign_jobs.count_sending_nodes) == 1
     for n, routes in enumerate(({"@campaign", "@push"}, {"@http"}, {"@campaign"}, {"@campaign"})):
         node = Node(new_id(sender.now), f"node-{n}", "1", "2026f", Routes(frozenset(routes)), 1, sender.now, sender.now)
         sender.run(nodes.announce, node)
-    assert sender.run(campaigns.count_sending_nodes) == 3
+    assert sender.run(campaign_jobs.count_sending_nodes) == 3
     sender.run(nodes.request_drain, node.id)
-    assert sender.run(campaigns.count_sending_nodes) == 2
+    assert sender.run(campaign_jobs.count_sending_nodes) == 2
 
 
 def test_a_stopped_campaign_ends_with_its_last_chunk(sender: Sender) -> None:
@@ -118,7 +118,7 @@ def test_a_stopped_campaign_ends_with_its_last_chunk(sender: Sender) -> None:
     sender.run(create_target, sender)
     id_ = sender.make(notify="crm")
     opened, _ = sender.open(id_)
-    act(sender, campaigns.stop_campaign, id_, None)
+    act(sender, actions.stop_campaign, id_, None)
     assert sender.run(events) == [("started", "running")]
     sender.close(id_, opened, sender.send(opened))
     assert sender.run(events)[1:] == [("ended", "stopped")]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from timebell.features.campaigns.store import campaigns
+from timebell.features.campaigns.store import recipients
 
 from .test_campaigns import Sender, due_at, sender
 
@@ -86,7 +86,7 @@ def test_devices_deleted_before_their_turn_are_counted(sender: Sender) -> None:
     id_ = sender.make()
     opened, _ = sender.open(id_)
     sender.close(id_, opened, sender.send(opened))
-    sender.run(campaigns.count_recipients, id_)
+    sender.run(recipients.count_recipients, id_)
     later = sorted({f"phone-{n:04}" for n in range(20)} - set(sender.phones))
     sender.delete(*later[:3])
     sender.send_all(id_)

@@ -16,8 +16,9 @@ from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, CampaignPlan
 from timebell.features.campaigns.model.device import validate_device
 from timebell.features.campaigns.model.filters import Filters
-from timebell.features.campaigns.store import campaigns, chunks, devices
-from timebell.features.campaigns.store.chunks import DeliveryResult, OpenedChunk
+from timebell.features.campaigns.store import actions, campaigns, chunk_results, chunks, definitions, devices
+from timebell.features.campaigns.store.chunk_results import DeliveryResult
+from timebell.features.campaigns.store.chunks import OpenedChunk
 from timebell.features.campaigns.store.tables import deliveries
 from timebell.ids import new_id
 from timebell.store.dialects.base import Store
@@ -50,7 +51,7 @@ class Sender:
             id=new_id(self.now), tenant_id="default", plan=sending, state=CampaignState.PENDING, send_at=self.now,
             timezone="UTC", created_at=self.now, updated_at=self.now,
         )  # fmt: skip
-        self.run(campaigns.create_campaign, made)
+        self.run(definitions.create_campaign, made)
         return made.id
 
     def get(self, id_: str) -> Campaign:
@@ -75,7 +76,7 @@ class Sender:
 
     def close(self, id_: str, opened: OpenedChunk, delivered: list[DeliveryResult], attempt: int = 1) -> Any:
         left = len(opened.recipients) - len(delivered)
-        return self.run(chunks.close_chunk, id_, opened.number, attempt, delivered, left, self.now)
+        return self.run(chunk_results.close_chunk, id_, opened.number, attempt, delivered, left, self.now)
 
     def list_devices(self) -> list[Any]:
         page: Any = self.run(devices.list_devices, "default", 500, None, Filters(), None, self.now)
@@ -88,10 +89,10 @@ class Sender:
         def change(found: Campaign) -> Campaign:
             return replace(found, plan=CampaignPlan.from_json({**found.plan.to_json(), **options}))
 
-        self.run(campaigns.edit_campaign, "default", id_, change, None, self.now)
+        self.run(definitions.edit_campaign, "default", id_, change, None, self.now)
 
     def resume(self, id_: str, *, can_approve: bool = True) -> None:
-        self.run(campaigns.resume_campaign, "default", id_, "ann", can_approve, self.now)
+        self.run(actions.resume_campaign, "default", id_, "ann", can_approve, self.now)
 
     def send_all(self, id_: str) -> None:
         while (found := self.get(id_)).state in ("pending", "running"):
@@ -170,8 +171,8 @@ def test_a_repeated_job_opens_one_chunk(sender: Sender) -> None:
     first, job = sender.open(id_)
     second, _ = sender.open(id_, 1, (job[0], new_id(sender.now)))
     assert (len(first.recipients), second.recipients) == (7, [])
-    sender.run(campaigns.pause_campaign, "default", id_, None, sender.now)
-    sender.run(campaigns.resume_campaign, "default", id_, None, True, sender.now)
+    sender.run(actions.pause_campaign, "default", id_, None, sender.now)
+    sender.run(actions.resume_campaign, "default", id_, None, True, sender.now)
     assert sender.open(id_, 1, (2, job[1]))[0].recipients == []  # the job was replaced by a resume
 
 
@@ -196,7 +197,7 @@ def test_only_retryable_recipients_are_retried_while_the_message_is_of_use(
         sender.open(id_)  # the job that finishes the walk
     found = sender.get(id_)
     assert (found.state, found.accepted, found.unsent) == ("partly_sent", 3, 2)
-    sender.run(campaigns.retry_campaign, "default", id_, include_unknown=False, now=sender.now)
+    sender.run(actions.retry_campaign, "default", id_, include_unknown=False, now=sender.now)
     sender.send_all(id_)
     assert (sender.get(id_).state, sender.get(id_).accepted, sender.get(id_).unsent) == ("completed", 5, 0)
 
@@ -270,10 +271,10 @@ def test_a_campaign_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
     opened, _ = sender.open(id_)
     sender.close(id_, opened, sender.send(opened))
     job = sender.get(id_).job_id
-    sender.run(campaigns.resume_campaign, "default", id_, None, True, sender.now)
+    sender.run(actions.resume_campaign, "default", id_, None, True, sender.now)
     assert sender.get(id_).job_id == job  # it is running, so there is nothing to resume
     sender.run(repository.cancel, "default", job, sender.now)
-    sender.run(campaigns.resume_campaign, "default", id_, None, True, sender.now)
+    sender.run(actions.resume_campaign, "default", id_, None, True, sender.now)
     assert sender.get(id_).job_id != job
     sender.send_all(id_)
     assert sorted(sender.phones.values()) == [1] * 20
@@ -306,7 +307,9 @@ def test_a_canary_without_failures_passes_at_an_error_rate_of_zero(sender: Sende
 def test_a_change_is_judged_by_campaigns_of_the_same_tenant(sender: Sender) -> None:
     sender.register(*(f"phone-{n:04}" for n in range(3)))
     first = sender.make()
-    sender.run(campaigns.edit_campaign, "default", first, lambda found: replace(found, name="daily"), None, sender.now)
+    sender.run(
+        definitions.edit_campaign, "default", first, lambda found: replace(found, name="daily"), None, sender.now
+    )
     sender.send_all(first)
     found = sender.get(first)
     assert found.opened == 3

@@ -11,7 +11,7 @@ import pytest
 
 from timebell.errors import Conflict
 from timebell.features.campaigns.model.campaign_plan import CampaignPlan
-from timebell.features.campaigns.store import campaigns, devices
+from timebell.features.campaigns.store import actions, campaigns, definitions, devices, recipients
 from timebell.store.transaction import Transaction
 
 from .test_campaigns import S, Sender, due_at, sender
@@ -32,7 +32,7 @@ def test_every_device_is_sent_to_or_excluded_for_one_reason(sender: Sender) -> N
     sender.send_all(id_)
     found = sender.get(id_)
     assert (found.accepted, found.excluded) == (20, {"pushOff": 2, "marketingOff": 2, "filters": 2})
-    sender.run(campaigns.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
+    sender.run(actions.retry_campaign, "default", id_, include_unknown=True, now=sender.now)
     sender.send_all(id_)
     assert sender.get(id_).excluded == found.excluded  # a retry does not count exclusions again
 
@@ -67,18 +67,18 @@ def test_the_numbers_always_add_up(sender: Sender, options: dict[str, object], s
         if found.job_id is not None:
             sender.now = max(sender.now, sender.run(due_at, found.job_id))
         opened, _ = sender.open(id_)
-        sender.run(campaigns.count_recipients, id_)
+        sender.run(recipients.count_recipients, id_)
         at_start = at_start or sender.get(id_).registered or 0
         if opened.recipients:
             steps += 1
             if stops and steps == 2:  # while a chunk is open
-                sender.run(campaigns.stop_campaign, "default", id_, "enough", sender.now)
+                sender.run(actions.stop_campaign, "default", id_, "enough", sender.now)
             sender.close(id_, opened, sender.send(opened))
         for token in random.sample(tokens, 4):
             change(token)
         sender.delete(random.choice(tokens))
         sender.now += S
-    sender.run(campaigns.count_recipients, id_)  # the job that a stop inserts
+    sender.run(recipients.count_recipients, id_)  # the job that a stop inserts
     found = sender.get(id_)
     assert found.state == ("stopped" if stops else "completed")
     assert found.opened + sum(found.excluded.values()) == found.registered == at_start
@@ -102,7 +102,7 @@ def test_a_device_that_is_deleted_during_the_count_is_counted_once(
         return counted
 
     monkeypatch.setattr(devices, "count_by_reason", count_then_delete)
-    sender.run(campaigns.count_recipients, id_)
+    sender.run(recipients.count_recipients, id_)
     assert (sender.get(id_).registered, sender.get(id_).expected) == (10, 10)
 
 
@@ -125,7 +125,7 @@ def test_zones_are_excluded_by_quiet_hours_and_by_expiry(sender: Sender) -> None
     sender.send_all(id_)
     found = sender.get(id_)
     assert (found.accepted, found.excluded) == (1, {"quiet": 2, "filters": 3})
-    assert {each.token for each in sender.run(campaigns.list_remaining, found, 10, None)} == {
+    assert {each.token for each in sender.run(recipients.list_remaining, found, 10, None)} == {
         "phone-in-london",
         "phone-in-leeds",
     }
@@ -136,7 +136,7 @@ def test_zones_are_excluded_by_quiet_hours_and_by_expiry(sender: Sender) -> None
         if opened.recipients:
             sender.close(id_, opened, sender.send(opened))
     assert sender.get(id_).excluded == {"expired": 1, "filters": 3}
-    assert {each.token for each in sender.run(campaigns.list_remaining, sender.get(id_), 10, None)} == {
+    assert {each.token for each in sender.run(recipients.list_remaining, sender.get(id_), 10, None)} == {
         "phone-in-new-york"
     }
 
@@ -178,7 +178,7 @@ def test_an_edit_pins_the_audience_again(sender: Sender) -> None:
         return replace(found, plan=CampaignPlan.from_json({**found.plan.to_json(), "filters": {"ageMin": 20}}))
 
     sender.now += S
-    sender.run(campaigns.edit_campaign, "default", id_, change, None, sender.now)
+    sender.run(definitions.edit_campaign, "default", id_, change, None, sender.now)
     assert (first, sender.get(id_).pinned_at) == (sender.now - S, sender.now)
     sender.send_all(id_)
     assert sorted(sender.phones) == ["phone-0001", "phone-0002"]
@@ -198,13 +198,13 @@ def test_content_is_pinned_after_the_start_unless_it_is_live(sender: Sender, how
         return titled(found, filters={"gender": "F"})
 
     with pytest.raises(Conflict) as refused:
-        sender.run(campaigns.edit_campaign, "default", id_, elsewhere, None, sender.now)
+        sender.run(definitions.edit_campaign, "default", id_, elsewhere, None, sender.now)
     assert refused.value.code == "CAMPAIGN_STATE"
     if how == "pinned":
         with pytest.raises(Conflict):
-            sender.run(campaigns.edit_campaign, "default", id_, titled, None, sender.now)
+            sender.run(definitions.edit_campaign, "default", id_, titled, None, sender.now)
     else:
-        sender.run(campaigns.edit_campaign, "default", id_, titled, None, sender.now)
+        sender.run(definitions.edit_campaign, "default", id_, titled, None, sender.now)
     opened, _ = sender.open(id_)
     assert opened.campaign is not None
     assert opened.campaign.plan.title == ("Mended" if how == "live" else "Hello")

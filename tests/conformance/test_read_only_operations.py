@@ -11,13 +11,13 @@ from asyncpg.prepared_stmt import PreparedStatement
 from asyncpg.transaction import Transaction
 
 from timebell import Timebell
-from timebell.store.jobs import dead_letters, queues, repository, search, waiting
+from timebell.store.jobs import dead_letters, next_due, queues, repository, search, waiting
 from timebell.store.schedules import queries
 from timebell.store.transaction import READ_ONLY_OPERATIONS
 
 
 def test_marked_operations_neither_write_nor_lock() -> None:
-    modules = (dead_letters, queues, repository, search, waiting, queries)
+    modules = (dead_letters, next_due, queues, repository, search, waiting, queries)
     assert {module.__name__ for module in modules} <= {each.__module__ for each in READ_ONLY_OPERATIONS}
     for operation in READ_ONLY_OPERATIONS:
         source = inspect.getsource(operation)

@@ -13,7 +13,7 @@ from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.job import Hold, Job, JobState
 from timebell.store.jobs import complete as ending_ops
-from timebell.store.jobs import repository, waiting
+from timebell.store.jobs import next_due, repository
 from timebell.store.open import open_store, upgrade
 from timebell.store.schedules import queries
 
@@ -172,7 +172,7 @@ async def test_pending_jobs_are_listed_by_due_time_over_all_lanes(store: Store) 
         found: list[Job] = []
         cursor = None
         while True:
-            page = await store.run(waiting.list_next_due, tenant_id, queue, limit, cursor)
+            page = await store.run(next_due.list_next_due, tenant_id, queue, limit, cursor)
             found += page
             if (cursor := page.next_cursor) is None:
                 assert len({job.id for job in found}) == len(found)

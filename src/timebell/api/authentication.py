@@ -32,6 +32,7 @@ from timebell.tenancy.identities import Identity
 from timebell.tenancy.keys import Key
 from timebell.tenancy.limits import LimitReached, Limits
 from timebell.tenancy.roles import Role
+from timebell.tenancy.secrets import split_secret_keys
 
 log = logging.getLogger("timebell.api")
 
@@ -193,7 +194,7 @@ class Authenticator:
         found = await self.app.store.run(key_rows.find_key, id_)
         stored = found[1] if found else "0" * 64
         matches = [candidate for candidate in digests if keys.digests_match(stored, candidate)]
-        if found is None or not matches or not keys.split_secret_keys(self.app.settings.secret_key):
+        if found is None or not matches or not split_secret_keys(self.app.settings.secret_key):
             self._keys_by_digest.pop(digests[0], None)
             return None
         key = found[0]

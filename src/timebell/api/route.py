@@ -41,9 +41,9 @@ from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import idempotency, usage
 from timebell.store.tenancy.idempotency import StoredResponse
 from timebell.store.transaction import Transaction
-from timebell.tenancy.keys import split_secret_keys
 from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role, require
+from timebell.tenancy.secrets import split_secret_keys
 
 API_PREFIX = "/api/v1"
 MAX_BODY_BYTES = 256 * 1024

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 from timebell.client.validation import parse_uuid
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.why import Explanation, explain
 from timebell.recurrence.instants import from_us, to_us
-from timebell.store.audit import audit as rows
-from timebell.store.audit import occurrence_facts
 from timebell.store.dialects.base import Store
 
 if TYPE_CHECKING:
     from timebell.engine.leader.continuous_audit import AuditResult, OnProgress
+    from timebell.model.why import Explanation
 
 
 class Audits:
-    """Audit operations. `ensure_open` opens the store if needed; `retention` of finished jobs is in seconds."""
+    """Audit operations. `ensure_open` opens the store if needed; `retention` of finished jobs is in seconds.
+
+    Few programs need them, so the modules with the audit are imported on first use.
+    """
 
     def __init__(self, store: Store, clock: Clock, ensure_open: Callable[[], Any], retention: float) -> None:
         self._store = store
@@ -78,6 +79,9 @@ class Audits:
         `schedule` is a name or an id. If there is no occurrence at that instant, the explanation lists nearby ones.
         Raises NotFound (SCHEDULE_NOT_FOUND).
         """
+        from timebell.model.why import explain
+        from timebell.store.audit import occurrence_facts
+
         instant = from_us(to_us(at, "the instant"))
         await self._ensure_open()
         (id_,) = await self._schedule_ids(schedule, tenant_id, single=True)
@@ -87,7 +91,9 @@ class Audits:
 
     async def _schedule_ids(self, schedule: str, tenant_id: str | None, *, single: bool = False) -> list[str]:
         """Return the ids of schedules by name, possibly of several tenants, or by id, including deleted ones."""
-        ids: list[str] = await self._store.run(rows.find_schedule_ids, schedule, parse_uuid(schedule), tenant_id)
+        from timebell.store.audit import audit
+
+        ids: list[str] = await self._store.run(audit.find_schedule_ids, schedule, parse_uuid(schedule), tenant_id)
         if not ids:
             raise NotFound(f"There is no schedule {schedule!s:.60}.", code="SCHEDULE_NOT_FOUND")
         return ids[:1] if single else ids

@@ -36,7 +36,7 @@ from timebell.model.payload import encode
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
-from timebell.store.jobs import bind_targets, dead_letters, erasure, repository, waiting
+from timebell.store.jobs import bind_targets, dead_letters, erasure, next_due, repository
 from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.store.schedules import queries
 from timebell.targets.handler import JobDefaults, check_topic
@@ -516,7 +516,7 @@ class Jobs:
         """
         await self._ensure_open()
         page.validate_paging(limit, None)
-        return await self._store.run(waiting.list_next_due, tenant_id, queue, limit, cursor)
+        return await self._store.run(next_due.list_next_due, tenant_id, queue, limit, cursor)
 
 
 class _DraftTemplate(NamedTuple):

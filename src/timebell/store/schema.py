@@ -23,11 +23,11 @@ from sqlalchemy import (
     Text,
     event,
     false,
-    text,
     true,
 )
 
 from timebell.store.metadata import metadata as metadata
+from timebell.store.partial_index import PartialIndex
 from timebell.store.types import Id, Instant
 
 tenants = Table(
@@ -74,39 +74,13 @@ schedules = Table(
     Column("deployment", String(200)),
     Index("timebell_schedules_name", "tenant_id", "name", unique=True),
     # For the planner: the first entry is the next schedule to fire.
-    Index(
-        "timebell_schedules_due",
-        "next_fire_at",
-        postgresql_where=text("enabled AND error IS NULL"),
-        sqlite_where=text("enabled AND error IS NULL"),
-    ),
-    Index(
-        "timebell_schedules_calendar",
-        "calendar",
-        postgresql_where=text("calendar IS NOT NULL"),
-        sqlite_where=text("calendar IS NOT NULL"),
-    ),
-    Index(
-        "timebell_schedules_target",
-        "tenant_id",
-        "target",
-        postgresql_where=text("target IS NOT NULL"),
-        sqlite_where=text("target IS NOT NULL"),
-    ),
+    PartialIndex("timebell_schedules_due", "next_fire_at", where="enabled AND error IS NULL"),
+    PartialIndex("timebell_schedules_calendar", "calendar", where="calendar IS NOT NULL"),
+    PartialIndex("timebell_schedules_target", "tenant_id", "target", where="target IS NOT NULL"),
     # For the heartbeats of programs that define schedules.
-    Index(
-        "timebell_schedules_deployment",
-        "deployment",
-        postgresql_where=text("deployment IS NOT NULL"),
-        sqlite_where=text("deployment IS NOT NULL"),
-    ),
+    PartialIndex("timebell_schedules_deployment", "deployment", where="deployment IS NOT NULL"),
     # Schedules that do not fire: few, and counted every time the gauges are read.
-    Index(
-        "timebell_schedules_off",
-        "enabled",
-        postgresql_where=text("NOT enabled OR error IS NOT NULL"),
-        sqlite_where=text("NOT enabled OR error IS NOT NULL"),
-    ),
+    PartialIndex("timebell_schedules_off", "enabled", where="NOT enabled OR error IS NOT NULL"),
 )
 
 # The definition of each schedule revision, from which audits regenerate occurrences.
@@ -165,23 +139,10 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
     ]
 
 
-_SOURCE_IS_FAILING = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")
 CLAIMABLE = "state = 'pending' AND hold IS NULL"
 """The condition of the index of claimable jobs."""
-_CLAIMABLE = text(CLAIMABLE)
 NOT_RUNNING = "state <> 'running'"
 """The condition of the indexes for listing live jobs. Running jobs are excluded, so a claim does not add entries."""
-_NOT_RUNNING = text(NOT_RUNNING)
-_DISPATCHED = text("state = 'dispatched'")
-_HAS_SCHEDULE = text("schedule_id IS NOT NULL")
-_HAS_OWNER = text("owner_id IS NOT NULL")
-_HAS_KEY = text("key IS NOT NULL")
-_DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
-_MISSED = text("state = 'skipped' AND reason IN ('missed', 'expired')")
-_CLAIMABLE_SHARED = text(f"{CLAIMABLE} AND shared")
-_HELD_FOR_GROUP = text("hold = 'group'")
-_HELD_FOR_TENANT = text("hold = 'tenant'")
-_PENDING_LOCAL_TIME = text("local_time IS NOT NULL AND state = 'pending'")
 
 jobs = Table(
     "timebell_jobs",
@@ -199,83 +160,30 @@ jobs = Table(
     # Whether it is counted in the monthly quota of its tenant.
     Column("charged", Boolean, nullable=False, server_default=false()),
     # For claims: within a lane (queue, priority), the first entry is the next due job.
-    Index(
-        "timebell_jobs_claim",
-        "queue",
-        "priority",
-        "run_at",
-        postgresql_where=_CLAIMABLE,
-        sqlite_where=_CLAIMABLE,
-    ),
+    PartialIndex("timebell_jobs_claim", "queue", "priority", "run_at", where=CLAIMABLE),
     # The same per tenant, to share a late lane fairly. Empty, and so free, in installations with one tenant.
-    Index(
-        "timebell_jobs_shared",
-        "queue",
-        "priority",
-        "tenant_id",
-        "run_at",
-        postgresql_where=_CLAIMABLE_SHARED,
-        sqlite_where=_CLAIMABLE_SHARED,
-    ),
+    PartialIndex("timebell_jobs_shared", "queue", "priority", "tenant_id", "run_at", where=f"{CLAIMABLE} AND shared"),
     # For releasing the next held job of a group.
-    Index(
-        "timebell_jobs_group",
-        "queue",
-        "tenant_id",
-        "group_name",
-        "priority",
-        "run_at",
-        postgresql_where=_HELD_FOR_GROUP,
-        sqlite_where=_HELD_FOR_GROUP,
+    PartialIndex(
+        "timebell_jobs_group", "queue", "tenant_id", "group_name", "priority", "run_at", where="hold = 'group'"
     ),
     # For releasing the next job held because of the limits of its tenant.
-    Index(
-        "timebell_jobs_of_tenant",
-        "tenant_id",
-        "priority",
-        "run_at",
-        postgresql_where=_HELD_FOR_TENANT,
-        sqlite_where=_HELD_FOR_TENANT,
-    ),
-    Index(
-        "timebell_jobs_running",
-        "queue",
-        postgresql_where=text("state = 'running'"),
-        sqlite_where=text("state = 'running'"),
-    ),
+    PartialIndex("timebell_jobs_of_tenant", "tenant_id", "priority", "run_at", where="hold = 'tenant'"),
+    PartialIndex("timebell_jobs_running", "queue", where="state = 'running'"),
     # Jobs dispatched to external workers. Their heartbeat is the deadline for a report, in microseconds since 1970.
-    Index("timebell_jobs_dispatched", "queue", "heartbeat", postgresql_where=_DISPATCHED, sqlite_where=_DISPATCHED),
-    Index(
-        "timebell_jobs_held",
-        "hold",
-        "route",
-        postgresql_where=text("hold IS NOT NULL"),
-        sqlite_where=text("hold IS NOT NULL"),
-    ),
+    PartialIndex("timebell_jobs_dispatched", "queue", "heartbeat", where="state = 'dispatched'"),
+    PartialIndex("timebell_jobs_held", "hold", "route", where="hold IS NOT NULL"),
     # An occurrence has at most one live job. That it never gets a second one later is ensured by the cursor.
-    Index(
-        "timebell_jobs_occurrence",
-        "schedule_id",
-        "scheduled_at",
-        "kind",
-        unique=True,
-        postgresql_where=_HAS_SCHEDULE,
-        sqlite_where=_HAS_SCHEDULE,
+    PartialIndex(
+        "timebell_jobs_occurrence", "schedule_id", "scheduled_at", "kind", unique=True, where="schedule_id IS NOT NULL"
     ),
-    Index(
-        "timebell_jobs_key",
-        "tenant_id",
-        "key",
-        unique=True,
-        postgresql_where=_HAS_KEY,
-        sqlite_where=_HAS_KEY,
-    ),
+    PartialIndex("timebell_jobs_key", "tenant_id", "key", unique=True, where="key IS NOT NULL"),
     # For listing the jobs of a tenant, newest first, by state, owner or topic. Running jobs: timebell_jobs_running.
-    Index("timebell_jobs_tenant", "tenant_id", "state", "id", postgresql_where=_NOT_RUNNING, sqlite_where=_NOT_RUNNING),
-    Index("timebell_jobs_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER),
-    Index("timebell_jobs_topic", "tenant_id", "topic", "id", postgresql_where=_NOT_RUNNING, sqlite_where=_NOT_RUNNING),
+    PartialIndex("timebell_jobs_tenant", "tenant_id", "state", "id", where=NOT_RUNNING),
+    PartialIndex("timebell_jobs_owner", "tenant_id", "owner_id", "id", where="owner_id IS NOT NULL"),
+    PartialIndex("timebell_jobs_topic", "tenant_id", "topic", "id", where=NOT_RUNNING),
     # Jobs that a new tzdata release may move. A started job is not in this index.
-    Index("timebell_jobs_local", "tzdata", postgresql_where=_PENDING_LOCAL_TIME, sqlite_where=_PENDING_LOCAL_TIME),
+    PartialIndex("timebell_jobs_local", "tzdata", where="local_time IS NOT NULL AND state = 'pending'"),
 )
 
 # A claim adds an index entry for the new row version; half-filled pages have room for it next to the first.
@@ -300,23 +208,23 @@ finished = Table(
     Column("error_group", String(16)),
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
-    Index(
-        "timebell_finished_schedule",
-        "schedule_id",
-        "scheduled_at",
-        postgresql_where=_HAS_SCHEDULE,
-        sqlite_where=_HAS_SCHEDULE,
-    ),
+    PartialIndex("timebell_finished_schedule", "schedule_id", "scheduled_at", where="schedule_id IS NOT NULL"),
     Index("timebell_finished_tenant", "tenant_id", "state", "id"),
-    Index(
-        "timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER
-    ),
+    PartialIndex("timebell_finished_owner", "tenant_id", "owner_id", "id", where="owner_id IS NOT NULL"),
     Index("timebell_finished_topic", "tenant_id", "topic", "id"),
-    Index("timebell_finished_key", "tenant_id", "key", "id", postgresql_where=_HAS_KEY, sqlite_where=_HAS_KEY),
+    PartialIndex("timebell_finished_key", "tenant_id", "key", "id", where="key IS NOT NULL"),
     # Dead letters: jobs that failed permanently and were not discarded.
-    Index("timebell_finished_dead", "tenant_id", "finished_at", "id", postgresql_where=_DEAD, sqlite_where=_DEAD),
+    PartialIndex(
+        "timebell_finished_dead",
+        "tenant_id",
+        "finished_at",
+        "id",
+        where="state = 'failed' AND (reason IS NULL OR reason <> 'discarded')",
+    ),
     # Missed occurrences, for alerts and metrics.
-    Index("timebell_finished_missed", "finished_at", postgresql_where=_MISSED, sqlite_where=_MISSED),
+    PartialIndex(
+        "timebell_finished_missed", "finished_at", where="state = 'skipped' AND reason IN ('missed', 'expired')"
+    ),
 )
 
 calendars = Table(
@@ -553,12 +461,7 @@ operations = Table(
     Column("updated_at", Instant, nullable=False),
     Column("finished_at", Instant),
     Index("timebell_operations_tenant", "tenant_id", "id"),
-    Index(
-        "timebell_operations_running",
-        "id",
-        postgresql_where=text("state = 'running'"),
-        sqlite_where=text("state = 'running'"),
-    ),
+    PartialIndex("timebell_operations_running", "id", where="state = 'running'"),
 )
 
 # The key that encrypts the secrets of a tenant, itself encrypted with the secret key of the installation.
@@ -603,12 +506,7 @@ targets = Table(
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
-    Index(
-        "timebell_targets_disabled",
-        "disabled_at",
-        postgresql_where=text("disabled_at IS NOT NULL"),
-        sqlite_where=text("disabled_at IS NOT NULL"),
-    ),
+    PartialIndex("timebell_targets_disabled", "disabled_at", where="disabled_at IS NOT NULL"),
 )
 
 # Users of the dashboard: they sign in with a password, or at an identity provider.
@@ -691,7 +589,7 @@ sources = Table(
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_sources_name", "tenant_id", "name", unique=True),
-    Index("timebell_sources_failing", "id", postgresql_where=_SOURCE_IS_FAILING, sqlite_where=_SOURCE_IS_FAILING),
+    PartialIndex("timebell_sources_failing", "id", where="(orphaned_at IS NOT NULL OR error IS NOT NULL)"),
 )
 
 # Losses of acknowledged writes, noticed by the process that wrote them after the server had changed.

@@ -18,6 +18,7 @@ from hashlib import sha256
 
 from timebell.errors import InvalidInput, Refused
 from timebell.tenancy.roles import Role
+from timebell.tenancy.secrets import split_secret_keys
 
 ENVIRONMENT = "live"
 # Scopes that a key can be restricted to: the first path segment under /api/v1.
@@ -72,11 +73,6 @@ def parse_key_id(text: str) -> str | None:
     if len(parts) != 4 or parts[0] != "tb" or not parts[2] or _checksum(text[:-8]) != text[-8:]:
         return None
     return parts[2]
-
-
-def split_secret_keys(secret_key: str | None) -> list[str]:
-    """Split TIMEBELL_SECRET_KEY at commas, newest key first. More than one is set during a rotation."""
-    return [key for key in (part.strip() for part in (secret_key or "").split(",")) if key]
 
 
 def digests(secret_key: str | None, text: str) -> list[str]:

@@ -19,13 +19,17 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from timebell.errors import Refused
-from timebell.tenancy.keys import split_secret_keys
 
 NONCE_BYTES = 12
 KEY_BYTES = 32
 FORMAT_VERSION = "v1"
 SecretLocation = Sequence[str | int]
 """Location of a stored value: tenant, table, row, column, version."""
+
+
+def split_secret_keys(secret_key: str | None) -> list[str]:
+    """Split TIMEBELL_SECRET_KEY at commas, newest key first. More than one is set during a rotation."""
+    return [key for key in (part.strip() for part in (secret_key or "").split(",")) if key]
 
 
 class Keyring:

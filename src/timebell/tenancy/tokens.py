@@ -9,7 +9,8 @@ from __future__ import annotations
 import hmac
 
 from timebell.errors import Refused
-from timebell.tenancy.keys import digest, split_secret_keys
+from timebell.tenancy.keys import digest
+from timebell.tenancy.secrets import split_secret_keys
 
 
 def attempt_token(secret: str | None, job_id: str, attempt: int) -> str:

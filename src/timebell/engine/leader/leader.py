@@ -29,8 +29,7 @@ from timebell.store.cluster.workers import RemoteWorker
 from timebell.store.jobs import retention, unhandled_topics
 from timebell.store.tenancy import idempotency, monthly_quota, secrets, usage
 from timebell.store.transaction import Transaction
-from timebell.tenancy.keys import split_secret_keys
-from timebell.tenancy.secrets import keyring
+from timebell.tenancy.secrets import keyring, split_secret_keys
 
 log = logging.getLogger("timebell.leader")
 

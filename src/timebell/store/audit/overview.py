@@ -21,7 +21,7 @@ from timebell.model.schedule import Schedule
 from timebell.store.cluster import nodes
 from timebell.store.cluster.nodes import Node
 from timebell.store.cluster.rewinds import Rewind, list_rewinds
-from timebell.store.jobs import backlogs, queues, waiting
+from timebell.store.jobs import backlogs, next_due, queues, waiting
 from timebell.store.jobs.claim import fetch_lane_rows
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
 from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, select_due, split_by_running
@@ -113,7 +113,7 @@ def get_status(
     return TenantStatus(
         ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(MAX_FINISHED_ROWS)).all()),
         counts=_count_live(tx, tenant_id),
-        next_due_at=next((job.run_at for job in waiting.list_next_due(tx, tenant_id, None, 1, None)), None),
+        next_due_at=next((job.run_at for job in next_due.list_next_due(tx, tenant_id, None, 1, None)), None),
         dead=_count_up_to_limit(tx, select(f.id).where(f.tenant_id == tenant_id, IS_DEAD_LETTER)),
         dead_lately=_recent_dead_letters(tx, tenant_id, now), missed=_missed_schedules(tx, tenant_id, now),
         overdue=_overdue_schedules(tx, tenant_id, now - timedelta(seconds=grace)),

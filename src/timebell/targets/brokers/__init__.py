@@ -35,10 +35,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from timebell.errors import Refused
-from timebell.targets.brokers.broker import Broker
+
+if TYPE_CHECKING:
+    from timebell.targets.brokers.broker import Broker
 
 
 class BrokerKind(NamedTuple):
@@ -81,4 +83,4 @@ def create_broker(kind: str, url: str | None, *, server: str, secret_key: str | 
             " deliver them.",
         )  # fmt: skip
     target_class = getattr(import_module(f"{__name__}.{broker_kind.module}"), broker_kind.class_name)
-    return cast(Broker, target_class(url, server=server, secret_key=secret_key))
+    return cast("Broker", target_class(url, server=server, secret_key=secret_key))

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from timebell.features.campaigns.api import audiences, campaigns, devices, opens, segments
+from timebell.features.campaigns.api import (
+    audiences,
+    campaign_actions,
+    campaign_results,
+    campaigns,
+    devices,
+    opens,
+    segments,
+)
 
-ROUTES = (devices.routes, audiences.routes, segments.routes, campaigns.routes, opens.routes)
+ROUTES = (
+    devices.routes, audiences.routes, segments.routes, campaigns.routes, campaign_actions.routes,
+    campaign_results.routes, opens.routes,
+)  # fmt: skip

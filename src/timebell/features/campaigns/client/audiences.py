@@ -9,7 +9,7 @@ from timebell.client.secrets import check_name
 from timebell.client.validation import check_text
 from timebell.clock import Clock
 from timebell.features.campaigns.model.audience_source import AudienceSource
-from timebell.features.campaigns.store import audiences, campaigns
+from timebell.features.campaigns.store import audiences, campaign_jobs
 from timebell.features.campaigns.store.audiences import Audience, no_such_audience
 from timebell.model import page
 from timebell.model.page import Page
@@ -74,7 +74,7 @@ class Audiences:
         """Refresh an audience now; return the id of the job that does. Raises NotFound."""
         await self.get(name, tenant_id=tenant_id, connection=connection)
         job_id: str = await self._run(
-            connection, campaigns.enqueue_audience_refresh, tenant_id, [name], self._clock.now()
+            connection, campaign_jobs.enqueue_audience_refresh, tenant_id, [name], self._clock.now()
         )
         return job_id
 

@@ -22,7 +22,16 @@ from timebell.features.campaigns.model.campaign import Throttle as _Throttle
 from timebell.features.campaigns.model.campaign_plan import EARLIEST_ZONE, Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
 from timebell.features.campaigns.model.forecast import Forecast
-from timebell.features.campaigns.store import campaigns, devices, progress, results
+from timebell.features.campaigns.store import (
+    actions,
+    campaign_jobs,
+    campaigns,
+    definitions,
+    devices,
+    progress,
+    recipients,
+    results,
+)
 from timebell.features.campaigns.store.campaigns import no_such_campaign
 from timebell.features.campaigns.store.results import VariantResult
 from timebell.ids import new_id
@@ -71,7 +80,7 @@ class Campaigns:
             name=None if name is None else check_text(name, "name"), plan=plan, state=CampaignState.PENDING,
             send_at=at, timezone=zone_name, created_at=now, updated_at=now, created_by=created_by,
         )  # fmt: skip
-        await self._run(connection, campaigns.create_campaign, campaign)
+        await self._run(connection, definitions.create_campaign, campaign)
         return campaign
 
     async def repeat(
@@ -95,8 +104,8 @@ class Campaigns:
                 code="INVALID_CAMPAIGN", fix="Omit sendAt and localTime.",
             )  # fmt: skip
         now = self._clock.now()
-        await self._run(connection, campaigns.require_audience, options.get("tenant_id", "default"), plan)
-        target = InternalTarget(campaigns.TARGET)
+        await self._run(connection, definitions.require_audience, options.get("tenant_id", "default"), plan)
+        target = InternalTarget(campaign_jobs.TARGET)
         payload: dict[str, Any] = {"campaign": plan.to_json()}
         if in_recipient_zones:  # an occurrence starts when its time comes in the first zone, and walks all zones
             fallback = options.get("timezone") or self._default_timezone or "UTC"
@@ -104,7 +113,7 @@ class Campaigns:
             options["timezone"] = EARLIEST_ZONE
         name = name or f"campaign {new_id(now)}"
         schedule_options = {**options, "name": name, "payload": payload, "target": target}
-        draft = self._schedules.draft(campaigns.TOPIC, recurrence, schedule_options, now)
+        draft = self._schedules.draft(campaign_jobs.TOPIC, recurrence, schedule_options, now)
         return await self._schedules.put(draft, replace=False, connection=connection)
 
     async def edit(
@@ -133,7 +142,7 @@ class Campaigns:
             return new
 
         return await self._run_on_campaign(
-            connection, campaigns.edit_campaign, tenant_id, id, apply_changes, revision, now
+            connection, definitions.edit_campaign, tenant_id, id, apply_changes, revision, now
         )
 
     async def get(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Campaign:
@@ -167,15 +176,13 @@ class Campaigns:
 
         Raises NotFound, Conflict (CAMPAIGN_STATE).
         """
-        return await self._run_on_campaign(connection, campaigns.start_campaign, tenant_id, id, self._clock.now())
+        return await self._run_on_campaign(connection, actions.start_campaign, tenant_id, id, self._clock.now())
 
     async def pause(
         self, id: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> Campaign:  # fmt: skip
         """Open no more chunks; `resume` continues at the cursor. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
-        return await self._run_on_campaign(
-            connection, campaigns.pause_campaign, tenant_id, id, reason, self._clock.now()
-        )
+        return await self._run_on_campaign(connection, actions.pause_campaign, tenant_id, id, reason, self._clock.now())
 
     async def resume(
         self, id: str, *, by: str | None = None, approve: bool = True, tenant_id: str = "default",
@@ -187,28 +194,26 @@ class Campaigns:
         `approve` is false.
         """
         return await self._run_on_campaign(
-            connection, campaigns.resume_campaign, tenant_id, id, by, approve, self._clock.now()
+            connection, actions.resume_campaign, tenant_id, id, by, approve, self._clock.now()
         )
 
     async def stop(
         self, id: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> Campaign:  # fmt: skip
         """Stop a campaign for good. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
-        return await self._run_on_campaign(
-            connection, campaigns.stop_campaign, tenant_id, id, reason, self._clock.now()
-        )
+        return await self._run_on_campaign(connection, actions.stop_campaign, tenant_id, id, reason, self._clock.now())
 
     async def archive(
         self, id: str, archived: bool = True, *, tenant_id: str = "default", connection: Any = None
     ) -> Campaign:  # fmt: skip
         """Hide an ended campaign from lists, or show it again. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
         return await self._run_on_campaign(
-            connection, campaigns.archive_campaign, tenant_id, id, archived, self._clock.now()
+            connection, actions.archive_campaign, tenant_id, id, archived, self._clock.now()
         )
 
     async def delete(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Campaign:
         """Delete a campaign that is not being sent, and its results. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
-        return await self._run_on_campaign(connection, campaigns.delete_campaign, tenant_id, id, self._clock.now())
+        return await self._run_on_campaign(connection, actions.delete_campaign, tenant_id, id, self._clock.now())
 
     async def retry(
         self, id: str, *, unknown: bool = False, tenant_id: str = "default", connection: Any = None
@@ -220,7 +225,7 @@ class Campaigns:
         """
         return await self._run_on_campaign(
             connection,
-            lambda tx: campaigns.retry_campaign(
+            lambda tx: actions.retry_campaign(
                 tx, tenant_id, _require_campaign_id(id), include_unknown=unknown, now=self._clock.now()
             ),
         )
@@ -324,7 +329,7 @@ class Campaigns:
         page.validate_paging(limit, None)
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
         delivery_page: Page[Mapping[str, Any]] = await self._run(
-            connection, campaigns.list_deliveries, campaign.id, limit, cursor, state
+            connection, recipients.list_deliveries, campaign.id, limit, cursor, state
         )
         return delivery_page
 
@@ -336,7 +341,7 @@ class Campaigns:
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
         after = min(int(cursor[:20]), 2**31 - 1) if cursor is not None and cursor.isdecimal() else 0
         chunk_page: Page[Mapping[str, Any]] = await self._run(
-            connection, campaigns.list_chunks, campaign.id, limit, after
+            connection, recipients.list_chunks, campaign.id, limit, after
         )
         return chunk_page
 
@@ -346,7 +351,7 @@ class Campaigns:
         """Return a page of the devices that the campaign was not sent to."""
         page.validate_paging(limit, None)
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
-        device_page: Page[Device] = await self._run(connection, campaigns.list_remaining, campaign, limit, cursor)
+        device_page: Page[Device] = await self._run(connection, recipients.list_remaining, campaign, limit, cursor)
         return device_page
 
     def _resolve_send_at(

@@ -22,8 +22,9 @@ from timebell.features.campaigns.model.campaign_plan import Campaign
 from timebell.features.campaigns.model.health import MIN_SAMPLE
 from timebell.features.campaigns.push.message import EncodedContent, Message
 from timebell.features.campaigns.push.provider import Provider, PushResult, SendOutcome
-from timebell.features.campaigns.store import chunks
-from timebell.features.campaigns.store.chunks import ChunkSummary, DeliveryResult, OpenedChunk
+from timebell.features.campaigns.store import chunk_results, chunks
+from timebell.features.campaigns.store.chunk_results import ChunkSummary, DeliveryResult
+from timebell.features.campaigns.store.chunks import OpenedChunk
 from timebell.features.campaigns.store.walk import Recipient
 from timebell.observe.counters import LabeledCounter
 from timebell.store.dialects.base import Store
@@ -63,7 +64,7 @@ class ChunkSender:
                 await self._provider.send(batch, partial(self._record, start))
                 if self._is_failing(opened):
                     break
-        except chunks.ChunkTakenOver:
+        except chunk_results.ChunkTakenOver:
             return Outcome.failed("CHUNK_TAKEN_OVER", "Another attempt has taken over the chunk.", retryable=False)
         except asyncio.CancelledError:  # drained or timed out: store the results received so far
             with suppress(Snooze):
@@ -81,7 +82,7 @@ class ChunkSender:
         assert opened.campaign is not None
         tenant_id = opened.campaign.tenant_id
         await self._until_stored(
-            lambda: self._store.run(chunks.record_posted, *key, results, posted_to, tenant_id=tenant_id), key
+            lambda: self._store.run(chunk_results.record_posted, *key, results, posted_to, tenant_id=tenant_id), key
         )
         self._stored = end
 
@@ -117,7 +118,7 @@ class ChunkSender:
         is_unknown = result.outcome is SendOutcome.UNKNOWN
         if self._is_unsent(opened, result):
             return DeliveryResult(
-                recipient, chunks.SENDING, result.code, is_uncertain=is_unknown, was_posted=not result.uncounted
+                recipient, chunk_results.SENDING, result.code, is_uncertain=is_unknown, was_posted=not result.uncounted
             )
         return DeliveryResult(
             recipient, result.outcome.value, result.code, result.id, is_unknown, token_is_dead=result.token_is_dead
@@ -148,7 +149,10 @@ class ChunkSender:
         results = [self._to_delivery(opened, index) for index in everyone[self._stored :] if index in self._results]
         received_at = self._now()
         try_again = await self._until_stored(
-            lambda: self._store.run(chunks.close_chunk, *key, results, len(unsent), received_at, summary=summary), key
+            lambda: self._store.run(
+                chunk_results.close_chunk, *key, results, len(unsent), received_at, summary=summary
+            ),
+            key,
         )
         counts = Counter(result.outcome.value for result in final.values())
         for outcome, count in (*counts.items(), (SendOutcome.RETRY.value, len(unsent))):

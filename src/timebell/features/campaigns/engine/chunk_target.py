@@ -13,7 +13,7 @@ from timebell.features.campaigns.engine.chunk_sender import ChunkSender
 from timebell.features.campaigns.engine.external_audience import AudienceReader
 from timebell.features.campaigns.model.campaign_plan import CampaignPlan, plan_for_occurrence
 from timebell.features.campaigns.push.target import PushTarget
-from timebell.features.campaigns.store import campaigns, chunks
+from timebell.features.campaigns.store import campaign_jobs, campaigns, chunks, definitions, recipients
 from timebell.observe.counters import LabeledCounter
 from timebell.store.dialects.base import Store
 from timebell.targets.base import Delivery, Outcome, reject_unknown_options
@@ -90,7 +90,7 @@ class CampaignTarget:
         """Return the number of nodes that send campaigns, at most NODE_COUNT_TTL old."""
         if self._now() - self._counted_at > NODE_COUNT_TTL:
             self._counted_at = self._now()
-            self._node_count = await self._store.run(campaigns.count_sending_nodes)
+            self._node_count = await self._store.run(campaign_jobs.count_sending_nodes)
         return self._node_count
 
     async def _refresh_audiences(self, tenant_id: str, names: Sequence[str], pin_campaign_id: str | None) -> Outcome:
@@ -100,12 +100,12 @@ class CampaignTarget:
         except (NotFound, InvalidInput, Refused) as error:
             return Outcome.failed(error.code, str(error))
         if pin_campaign_id is not None:
-            await self._store.run(campaigns.pin_after_refresh, tenant_id, pin_campaign_id, self._now())
+            await self._store.run(definitions.pin_after_refresh, tenant_id, pin_campaign_id, self._now())
         return Outcome.ok({each.name: {"members": each.members, "refused": each.refused} for each in refreshed})
 
     async def _count_recipients(self, campaign_id: str) -> Outcome:
         """Count the recipients of a campaign, while its first messages are sent."""
-        expected = await self._store.run(campaigns.count_recipients, campaign_id)
+        expected = await self._store.run(recipients.count_recipients, campaign_id)
         return Outcome.ok({"campaignId": campaign_id} | ({} if expected is None else {"expected": expected}))
 
     async def _refresh_before_start(self, delivery: Delivery) -> Outcome | None:
@@ -113,7 +113,7 @@ class CampaignTarget:
         campaign = await self._store.run(campaigns.find_campaign, delivery.tenant_id, delivery.payload["campaignId"])
         if campaign is None or campaign.started_at is not None or campaign.pinned_at is not None:
             return None
-        audiences = await self._store.run(campaigns.find_audiences, campaign)
+        audiences = await self._store.run(definitions.find_audiences, campaign)
         if not audiences or campaign.state not in ("pending", "running"):
             return None
         pin_campaign_id = campaign.id if campaign.plan.audience_pinned else None
@@ -130,7 +130,7 @@ class CampaignTarget:
                 if not delivery.occurrence_key.endswith(".manual"):  # a user who triggers it means now
                     plan, at = plan_for_occurrence(plan, at, timezone)
             created = await self._store.run(
-                campaigns.create_for_occurrence, delivery.job_id, delivery.tenant_id, plan,
+                definitions.create_for_occurrence, delivery.job_id, delivery.tenant_id, plan,
                 name=delivery.schedule_name, schedule_id=delivery.schedule_id, at=at, timezone=timezone,
                 now=self._now(),
             )  # fmt: skip

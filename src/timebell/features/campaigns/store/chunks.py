@@ -1,4 +1,4 @@
-"""Chunks of a campaign: opened in one transaction before anything is sent, closed in another with the results.
+"""Chunks of a campaign: opened in one transaction before anything is sent, closed in another (chunk_results.py).
 
 Opening a chunk advances the cursor, records its recipients, and inserts the job of the next chunk. The messages of a
 chunk are posted in batches. Each batch is announced by `record_posted` before its first message, in the transaction
@@ -8,7 +8,6 @@ batch have an unknown result, and all others of the chunk are sent to by the nex
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,11 +17,21 @@ from sqlalchemy import Row, func, insert, select, update
 
 from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress
+from timebell.features.campaigns.store import campaign_jobs
 from timebell.features.campaigns.store import campaigns as rows
-from timebell.features.campaigns.store import devices as device_rows
-from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, ERRORS, REFUSED, UNKNOWN, UNSENT
+from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, REFUSED, UNKNOWN
+from timebell.features.campaigns.store.chunk_results import (
+    DONE,
+    SENDING,
+    DeliveryResult,
+    add_to_chunk,
+    count_results,
+    finish_chunk,
+    matches_number,
+    store_results,
+)
 from timebell.features.campaigns.store.start import start_when_due
-from timebell.features.campaigns.store.tables import campaigns, chunks, deliveries, devices
+from timebell.features.campaigns.store.tables import chunks, deliveries, devices
 from timebell.features.campaigns.store.walk import (
     Recipient,
     next_due_zone,
@@ -34,17 +43,9 @@ from timebell.store.transaction import Transaction
 
 POST_BATCH_SIZE = 100
 """Recipients of a chunk that may be in flight: the results that a crash leaves unknown."""
-MAX_RETRY_TIME = timedelta(hours=6)
-"""How long messages that the provider rejects temporarily are retried, unless they expire sooner."""
-SENDING, WAITING, DONE = "sending", "waiting", "done"
 HELD = "held"
 """The state of recipients that get no message, for comparison."""
 _DELIVERY_COLUMNS = ("campaign_id", "recipient", "chunk", "state", "variant")
-_RESULT_COLUMNS = (*_DELIVERY_COLUMNS[:4], "code", "message_id", "sends", "unknown_sends")
-
-
-class ChunkTakenOver(Exception):
-    """Another attempt of the chunk's job has started: the attempt number is the fence."""
 
 
 @dataclass(slots=True)
@@ -59,39 +60,6 @@ class OpenedChunk:
     recipients: list[Recipient] = field(default_factory=list)
     reason: str = ""
     attempts_used: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryResult:
-    """Result of one recipient; `state` is accepted, refused or unknown, or sending if it is to be sent to again.
-
-    `is_uncertain`: the message may have arrived nevertheless. `was_posted` is false if it never left this node.
-    `token_is_dead`: the device is removed.
-    """
-
-    recipient: Recipient
-    state: str
-    code: str | None = None
-    message_id: str | None = None
-    is_uncertain: bool = False
-    was_posted: bool = True
-    token_is_dead: bool = False
-
-
-@dataclass(slots=True)
-class ChunkSummary:
-    """The results of one attempt at a chunk.
-
-    `codes` of all errors; `finished` recipients, `failed` ones among them as `Health` defines it. `blocked`: the reason
-    why the provider refuses all messages of the account. `uses_attempt`: the messages that are not sent were rejected,
-    and did not only wait for the quota.
-    """
-
-    codes: list[str] = field(default_factory=list)
-    finished: int = 0
-    failed: int = 0
-    blocked: str | None = None
-    uses_attempt: bool = True
 
 
 def open_chunk(
@@ -146,10 +114,10 @@ def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: 
     while True:
         progress, at = next_due_zone(tx, campaign, now)
         if progress is None:
-            rows.enqueue_next_or_complete(tx, campaign, now)
+            campaign_jobs.enqueue_next_or_complete(tx, campaign, now)
             return OpenedChunk(campaign, reason="No recipients are left.")
         if at > now:
-            rows.enqueue_chunk(tx, campaign, at, now)
+            campaign_jobs.enqueue_chunk(tx, campaign, at, now)
             return OpenedChunk(campaign, reason=f"No recipients are due before {at.isoformat()}.")
         selected, progress.done = select_recipients(tx, campaign, progress, size)
         recipients = _hold_out(tx, campaign, progress, selected)
@@ -167,7 +135,7 @@ def _open_next_chunk(tx: Transaction, campaign: Campaign, job_id: str, attempt: 
     if not campaign.all_chunks_opened and not must_wait:
         is_last = all(progress.done for progress in campaign.zone_progress)  # the next job only finishes the walk
         delay = timedelta(0) if is_last else campaign.plan.chunk_delay or timedelta(0)
-        rows.enqueue_chunk(tx, campaign, now + delay, now)
+        campaign_jobs.enqueue_chunk(tx, campaign, now + delay, now)
     return OpenedChunk(campaign, number, recipients)
 
 
@@ -248,12 +216,12 @@ def _resume_chunk(tx: Transaction, campaign: Campaign, chunk: Row[Any], attempt:
         for recipient in found
         if recipient.token is None
     ]
-    _count_results(campaign, _store_results(tx, campaign.tenant_id, campaign.id, chunk.number, removed))
-    tx.execute(update(chunks).where(_by_number(campaign.id, chunk.number)).values(
+    count_results(campaign, store_results(tx, campaign.tenant_id, campaign.id, chunk.number, removed))
+    tx.execute(update(chunks).where(matches_number(campaign.id, chunk.number)).values(
         attempt=attempt, state=SENDING, posted_to=_first_batch_end(recipients) if recipients else "",
     ))  # fmt: skip
     if not recipients:
-        _finish_chunk(tx, campaign, chunk.number, now)
+        finish_chunk(tx, campaign, chunk.number, now)
     rows.save_campaign(tx, campaign, now)
     reason = "" if recipients else "None of its recipients is left to send to."
     return OpenedChunk(campaign, chunk.number, recipients, reason, chunk.attempts_used)
@@ -269,139 +237,6 @@ def _record_lost(tx: Transaction, campaign: Campaign, chunk: Row[Any], in_flight
         update(deliveries).where(in_flight).values(state=UNKNOWN, code="LEASE_LOST", **uncertain)
     ).rowcount
     counts = {UNKNOWN: lost} if lost else {}
-    _add_to_chunk(tx, campaign.id, chunk.number, counts)
-    _count_results(campaign, counts)
+    add_to_chunk(tx, campaign.id, chunk.number, counts)
+    count_results(campaign, counts)
     campaign.health.add(["LEASE_LOST"] * lost, 0, 0)
-
-
-def record_posted(
-    tx: Transaction, campaign_id: str, number: int, attempt: int, results: Sequence[DeliveryResult], posted_to: str, *,
-    tenant_id: str,
-) -> None:  # fmt: skip
-    """Store the results of a batch, and announce the next one, up to the recipient `posted_to`.
-
-    Raises ChunkTakenOver, and writes nothing. Locks the campaign before the chunk, like all other functions.
-    """
-    counts = Counter(result.state for result in results if result.state != SENDING)
-    increments = {campaigns.c[state]: campaigns.c[state] + count for state, count in counts.items()}
-    if increments:
-        tx.execute(update(campaigns).where(campaigns.c.id == campaign_id).values(increments))
-    is_ours = (chunks.c.attempt == attempt) & (chunks.c.state == SENDING)
-    announced = update(chunks).where(_by_number(campaign_id, number), is_ours).values(posted_to=posted_to)
-    if not tx.execute(announced).rowcount:
-        raise ChunkTakenOver
-    _store_results(tx, tenant_id, campaign_id, number, results)
-
-
-def close_chunk(
-    tx: Transaction, campaign_id: str, number: int, attempt: int, results: Sequence[DeliveryResult], unsent: int,
-    now: datetime, *, summary: ChunkSummary | None = None,
-) -> bool | None:  # fmt: skip
-    """Store the results of a chunk's last batch, and what `summary` says about the whole chunk.
-
-    `unsent` messages were not accepted for now. Returns True if they should be tried again. Returns None, and writes
-    nothing, if another attempt has taken over the chunk: the attempt number is the fence.
-    """
-    summary = summary or ChunkSummary()
-    campaign = rows.find_campaign(tx, None, campaign_id, lock=True)
-    chunk = tx.execute(select(chunks).where(_by_number(campaign_id, number))).first()
-    if campaign is None or chunk is None or chunk.attempt != attempt:
-        return None
-    if chunk.state != SENDING:  # the call is repeated because the outcome of the first commit was unknown
-        return bool(chunk.state == WAITING)
-    _count_results(campaign, _store_results(tx, campaign.tenant_id, campaign_id, number, results))
-    campaign.health.add(summary.codes, summary.finished, summary.failed)
-    _pause_on_errors(campaign, summary.blocked)
-    in_time = now < _retry_deadline(campaign, chunk.started_at)
-    try_again = bool(unsent) and in_time and campaign.state is CampaignState.RUNNING
-    if try_again:
-        tx.execute(update(chunks).where(_by_number(campaign_id, number)).values(
-            state=WAITING, attempts_used=chunk.attempts_used + summary.uses_attempt, posted_to=""
-        ))  # fmt: skip
-        campaign.possible_duplicates += sum(result.is_uncertain for result in results if result.state == SENDING)
-    else:
-        if unsent:
-            _give_up(tx, campaign, number)
-        _finish_chunk(tx, campaign, number, now)
-    if campaign.state is CampaignState.RUNNING:
-        campaign.reason = f"retrying: {campaign.health.describe_codes()}" if try_again else None
-    rows.save_campaign(tx, campaign, now)
-    return try_again
-
-
-def _pause_on_errors(campaign: Campaign, blocked: str | None) -> None:
-    """Pause a running campaign if the provider refuses the account, or too many of its recent messages."""
-    if campaign.state is not CampaignState.RUNNING:
-        return
-    if blocked is not None:
-        campaign.state, campaign.reason = CampaignState.PAUSED, f"{BLOCKED}: {blocked}"
-    elif campaign.health.exceeds(campaign.plan.max_error_rate):
-        campaign.state, campaign.reason = CampaignState.PAUSED, f"{ERRORS}: {campaign.health.describe_sample()}"
-
-
-def _retry_deadline(campaign: Campaign, started_at: datetime) -> datetime:
-    """Return until when a chunk is retried: while its message is of use."""
-    plan = campaign.plan
-    deadline = started_at + (MAX_RETRY_TIME if plan.ttl is None else min(MAX_RETRY_TIME, timedelta(seconds=plan.ttl)))
-    return deadline if plan.expires_at is None else min(deadline, plan.expires_at)
-
-
-def _give_up(tx: Transaction, campaign: Campaign, number: int) -> None:
-    """Record the open recipients of a chunk as unsent, or as unknown if a message may have arrived."""
-    is_open = (deliveries.c.campaign_id == campaign.id) & (deliveries.c.chunk == number)
-    is_open &= deliveries.c.state == SENDING
-    for state, matches in ((UNKNOWN, deliveries.c.unknown_sends > 0), (UNSENT, deliveries.c.unknown_sends == 0)):
-        code = func.coalesce(deliveries.c.code, "NOT_SENT")
-        count = tx.execute(update(deliveries).where(is_open, matches).values(state=state, code=code)).rowcount
-        counts = {state: count} if count else {}
-        _add_to_chunk(tx, campaign.id, number, counts)
-        _count_results(campaign, counts)
-
-
-def _store_results(
-    tx: Transaction, tenant_id: str, campaign_id: str, number: int, results: Sequence[DeliveryResult]
-) -> dict[str, int]:  # fmt: skip
-    """Store the results of recipients with their chunk, and return the number of final ones by state.
-
-    Removes devices whose token is dead. An upsert, because every database executes it for all rows at once; the rows
-    exist.
-    """
-    if not results:
-        return {}
-    tx.bulk_upsert(deliveries, _RESULT_COLUMNS, [
-        (campaign_id, result.recipient.id, number, result.state, result.code, result.message_id,
-         int(result.was_posted), int(result.is_uncertain))
-        for result in results
-    ], replace=("state", "code", "message_id"), add=("sends", "unknown_sends"))  # fmt: skip
-    dead = [(result.recipient.id, result.recipient.token) for result in results if result.token_is_dead]
-    device_rows.delete_dead(tx, tenant_id, dead)
-    counts = Counter(result.state for result in results if result.state != SENDING)
-    _add_to_chunk(tx, campaign_id, number, counts)
-    return counts
-
-
-def _count_results(campaign: Campaign, counts: dict[str, int]) -> None:
-    for state, count in counts.items():
-        setattr(campaign, state, getattr(campaign, state) + count)
-
-
-def _add_to_chunk(tx: Transaction, campaign_id: str, number: int, counts: dict[str, int]) -> None:
-    if counts:
-        values = {state: chunks.c[state] + count for state, count in counts.items()}
-        tx.execute(update(chunks).where(_by_number(campaign_id, number)).values(**values))
-
-
-def _finish_chunk(tx: Transaction, campaign: Campaign, number: int, now: datetime) -> None:
-    """Finish a chunk, and with the last one the campaign."""
-    tx.execute(update(chunks).where(_by_number(campaign.id, number)).values(state=DONE, ended_at=now))
-    campaign.open_chunks -= 1
-    if campaign.state is CampaignState.RUNNING and (campaign.job_id is None or campaign.all_chunks_opened):
-        rows.enqueue_next_or_complete(tx, campaign, now)
-    elif campaign.state is CampaignState.STOPPED:
-        campaign.ended_at = now
-        if not campaign.open_chunks:
-            rows.enqueue_recipient_count(tx, campaign, now)
-
-
-def _by_number(campaign_id: str, number: int) -> Any:
-    return (chunks.c.campaign_id == campaign_id) & (chunks.c.number == number)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import Campaign, next_zone, plan_zones
-from timebell.features.campaigns.store import audiences
+from timebell.features.campaigns.store import audiences, campaign_jobs
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.campaigns import APPROVAL, CEILING, CHANGE
@@ -29,7 +29,7 @@ def start_when_due(tx: Transaction, campaign: Campaign, now: datetime) -> str | 
     progress = plan_zones(plan, campaign.send_at, campaign.timezone, zones)
     _, due_at = next_zone(progress, plan, now)
     if due_at > now:
-        rows.enqueue_chunk(tx, campaign, min(due_at, now + MAX_WAIT), now)
+        campaign_jobs.enqueue_chunk(tx, campaign, min(due_at, now + MAX_WAIT), now)
         return f"No recipients are due before {due_at.isoformat()}."
     if plan.requires_size_check and campaign.approved_by is None:
         count = device_rows.count_devices(tx, campaign.tenant_id, campaign.filters, now, campaign.id)
@@ -39,7 +39,7 @@ def start_when_due(tx: Transaction, campaign: Campaign, now: datetime) -> str | 
             return f"The campaign is paused: {reason}."
     campaign.state, campaign.started_at, campaign.cutoff = CampaignState.RUNNING, now, now
     campaign.zone_progress = progress
-    rows.enqueue_recipient_count(tx, campaign, now)
+    campaign_jobs.enqueue_recipient_count(tx, campaign, now)
     for audience in plan.filters.audience:
         campaign.exclude(ExclusionReason.NO_TOKEN, audiences.count_without_token(tx, campaign.tenant_id, audience))
     return None

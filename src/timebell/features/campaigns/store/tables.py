@@ -15,11 +15,11 @@ from sqlalchemy import (
     Text,
     event,
     false,
-    text,
     true,
 )
 
 from timebell.store.metadata import metadata
+from timebell.store.partial_index import PartialIndex
 from timebell.store.types import Id, Instant
 
 # Push recipients. The id is a UUIDv7 as text, like deliveries.recipient; it does not change with the token.
@@ -53,13 +53,7 @@ devices = Table(
     Index("timebell_devices_walk", "tenant_id", "id"),
     # Keyset iteration of one time zone, so that a small zone does not require a scan of all devices.
     Index("timebell_devices_zone", "tenant_id", "timezone", "id"),
-    Index(
-        "timebell_devices_user",
-        "tenant_id",
-        "user_id",
-        postgresql_where=text("user_id IS NOT NULL"),
-        sqlite_where=text("user_id IS NOT NULL"),
-    ),
+    PartialIndex("timebell_devices_user", "tenant_id", "user_id", where="user_id IS NOT NULL"),
 )
 
 campaigns = Table(
@@ -115,12 +109,7 @@ campaigns = Table(
     Column("deleted_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
     # Campaigns that have not ended, for the metrics.
-    Index(
-        "timebell_campaigns_live",
-        "state",
-        postgresql_where=text("ended_at IS NULL"),
-        sqlite_where=text("ended_at IS NULL"),
-    ),
+    PartialIndex("timebell_campaigns_live", "state", where="ended_at IS NULL"),
 )
 
 # One job per chunk.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, false, text, true
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, false, true
 
 from timebell.store.metadata import CREDENTIALS, metadata
+from timebell.store.partial_index import PartialIndex
 from timebell.store.types import Id, Instant
-
-_HAS_JOB = text("job_id IS NOT NULL")
-_NOTIFIED = text("notified_at IS NOT NULL")
-_HAS_PROBLEM = text("problem IS NOT NULL")
 
 # Last known rows of a source.
 items = Table(
@@ -27,8 +24,8 @@ items = Table(
     Column("notified_at", Instant),
     # Why the current row is rejected, with the value; NULL if the fields are those of the current row.
     Column("problem", Text),
-    Index("timebell_items_notified", "source_id", "key", postgresql_where=_NOTIFIED, sqlite_where=_NOTIFIED),
-    Index("timebell_items_problem", "source_id", "key", postgresql_where=_HAS_PROBLEM, sqlite_where=_HAS_PROBLEM),
+    PartialIndex("timebell_items_notified", "source_id", "key", where="notified_at IS NOT NULL"),
+    PartialIndex("timebell_items_problem", "source_id", "key", where="problem IS NOT NULL"),
 )
 
 triggers = Table(
@@ -71,7 +68,7 @@ firings = Table(
     Column("not_fired", String(20)),
     Column("detail", Text),
     Column("not_fired_at", Instant),
-    Index("timebell_firings_job", "job_id", unique=True, postgresql_where=_HAS_JOB, sqlite_where=_HAS_JOB),
+    PartialIndex("timebell_firings_job", "job_id", unique=True, where="job_id IS NOT NULL"),
 )
 
 # Calls to the API of an account, which all of its sources share.

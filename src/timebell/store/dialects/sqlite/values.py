@@ -7,51 +7,26 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Select, Table, func, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy.dialects.sqlite import Insert
 
 from timebell.model.routes import Routes
 from timebell.store.dialects.batches import encode
+from timebell.store.dialects.on_conflict import OnConflict
 from timebell.store.dialects.operations import Executor
 from timebell.store.types import EPOCH, MICROSECOND, optional_from_micros
 
 
-class Values:
+class Values(OnConflict):
     """Base of the operations."""
+
+    insert_class = Insert
 
     def to_db(self, instant: datetime | None) -> Any:
         """Convert an instant to a parameter or JSON value."""
         return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros` inlined: many calls per job
 
     from_db = staticmethod(optional_from_micros)
-
-    @staticmethod
-    @functools.cache
-    def insert_ignoring_duplicates(table: Table) -> Insert:
-        """Return an INSERT that ignores rows whose key exists already."""
-        return insert(table).on_conflict_do_nothing()
-
-    @staticmethod
-    @functools.cache
-    def upsert(
-        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
-    ) -> Insert:  # fmt: skip
-        """Return an INSERT that updates the rows whose key exists already; see `Operations.upsert`."""
-        statement = insert(table)
-        new = statement.excluded
-        changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
-        return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)
-
-    @staticmethod
-    @functools.cache
-    def on_conflict(
-        table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
-    ) -> str:  # fmt: skip
-        """Return the clause of an INSERT that does the same as `upsert`, as SQL."""
-        names = ", ".join(key or table.primary_key.columns.keys())
-        changes = [f"{name} = excluded.{name}" for name in replace]
-        changes += [f"{name} = {table.name}.{name} + excluded.{name}" for name in add]
-        return f"ON CONFLICT ({names}) DO UPDATE SET {', '.join(changes)}"
 
     def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
         """Restrict a query to rows whose text column has one of many values, found by an index of the column.
