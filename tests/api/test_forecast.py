@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
+from timebell.api import forecast
 from timebell.clock import VirtualClock
 
 from .web import NIGHTLY, is_problem
@@ -55,6 +57,19 @@ async def test_a_large_forecast_is_marked_incomplete(make: Make) -> None:
         found = (await web.get(f"/forecast?from={start}&to={end}")).json()
         assert found["complete"] is False
         assert 200_000 <= found["total"] <= 200_001
+
+
+async def test_counting_jobs_ends_after_a_limit_and_reports_until_when(make: Make) -> None:
+    start = datetime(2027, 1, 4, 6, tzinfo=UTC)
+    async with make(clock=VirtualClock(start)) as web:
+        web.app.clock.step((start - web.app.clock.now()).total_seconds())
+        for n in range(1, 7):
+            await web.app.schedule_at("one.shot", start + timedelta(hours=3 * n))
+        with patch.object(forecast, "MAX_SCANNED_JOBS", 2):
+            found = (await web.get("/forecast")).json()
+        counted_until = datetime.fromisoformat(found["jobsCountedUntil"])
+        assert (round((counted_until - start) / timedelta(hours=1)), found["total"], found["complete"]) == (8, 2, False)
+        assert (await web.get("/forecast")).json().items() >= {"total": 6, "complete": True}.items()
 
 
 async def test_upcoming_lists_each_schedule_once_soonest_first(make: Make) -> None:

@@ -6,13 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.route import ApiRoute, Context, read_route
+from timebell.api.route import ApiRoute, Context, RequestContext, read_route
 from timebell.api.schemas import Instant, Limit, ResponseBody, format_utc, json_response, parse_timestamp
 from timebell.errors import InvalidInput
 from timebell.model.decide import upcoming
@@ -23,6 +23,9 @@ from timebell.store.schedules import forecast as rows
 MAX_RANGE = timedelta(days=7)
 DEFAULT_RANGE = timedelta(hours=24)
 MAX_OCCURRENCES = 200_000
+MAX_SCANNED_JOBS = 1_000_000
+JOBS_SPAN = timedelta(hours=4)
+CONCURRENT_SPANS = 2
 MINUTE = timedelta(minutes=1)
 MIN_PEAK_SIZE, PEAK_FACTOR = 10, 5  # minimum size, and minimum multiple of the average minute
 MAX_PEAK_NAMES = 5
@@ -77,57 +80,74 @@ async def get_forecast(
             fix="Specify from before to, at most 7 days apart.",
         )  # fmt: skip
     start = max(start, ctx.now)
-    occurrences: Counter[datetime] = Counter()
-    names_by_minute: dict[datetime, Counter[str]] = {}
-    complete, after, has_more = True, None, start < end
-    while complete and has_more:
-        schedules, after = await ctx.run(rows.list_firing_before, ctx.tenant_id, end, after)
-        has_more = after is not None
-        # Evaluating recurrences is CPU-bound, so do it off the event loop, one page at a time.
-        remaining = MAX_OCCURRENCES - occurrences.total()
-        complete = await asyncio.to_thread(
-            _count_occurrences, schedules, start, end, remaining, occurrences, names_by_minute
-        )
-    pending: rows.PendingByMinute = await ctx.run(rows.count_pending_by_minute, ctx.tenant_id, start, end)
-    jobs = pending.counts
+    (names, has_all_runs), (jobs, counted_until) = await asyncio.gather(
+        _list_runs(ctx, start, end), _count_jobs(ctx, start, end)
+    )
+    total = sum(map(len, names.values())) + jobs.total()
+    peak_size = max(MIN_PEAK_SIZE, PEAK_FACTOR * total / max(1.0, (end - start) / MINUTE))
     return json_response({
-        "from": format_utc(start), "to": format_utc(end), "total": occurrences.total() + sum(jobs.values()),
-        "complete": complete and pending.counted_until >= end, "jobsCountedUntil": format_utc(pending.counted_until),
-        "minutes": _render_minutes(occurrences, jobs, names_by_minute, (end - start) / MINUTE),
+        "from": format_utc(start), "to": format_utc(end), "total": total,
+        "complete": has_all_runs and counted_until >= end, "jobsCountedUntil": format_utc(counted_until),
+        "minutes": _render_minutes(names, jobs, peak_size),
     })  # fmt: skip
 
 
-def _count_occurrences(
-    schedules: Iterable[Schedule], start: datetime, end: datetime, remaining: int,
-    occurrences: Counter[datetime], names_by_minute: dict[datetime, Counter[str]],
-) -> bool:  # fmt: skip
-    """Count occurrences by minute; return False if there are more than `remaining`."""
-    for schedule in schedules:
-        for at in upcoming(schedule, start, end):
-            minute = at.replace(second=0, microsecond=0)
-            occurrences[minute] += 1
-            names_by_minute.setdefault(minute, Counter())[schedule.name] += 1
-            remaining -= 1
-            if remaining < 0:
-                return False
-    return True
+async def _list_runs(ctx: RequestContext, start: datetime, end: datetime) -> tuple[dict[datetime, list[str]], bool]:
+    """Return the names of the schedules that run in each minute, one for each run, and whether these are all."""
+    names: dict[datetime, list[str]] = {}
+    remaining, after = MAX_OCCURRENCES, None
+    while start < end:
+        schedules, after = await ctx.run(rows.list_firing_before, ctx.tenant_id, end, after)
+        # Evaluating recurrences is CPU-bound, so do it off the event loop, one page at a time.
+        remaining -= await asyncio.to_thread(_add_runs, names, schedules, start, end, remaining + 1)
+        if after is None or remaining < 0:
+            break
+    return names, remaining >= 0
+
+
+def _add_runs(
+    names: dict[datetime, list[str]], schedules: Iterable[Schedule], start: datetime, end: datetime, limit: int
+) -> int:
+    """Add up to `limit` runs to the names of their minutes; return how many."""
+    runs = ((at, schedule.name) for schedule in schedules for at in upcoming(schedule, start, end))
+    count = 0
+    for at, name in islice(runs, limit):
+        names.setdefault(at.replace(second=0, microsecond=0), []).append(name)
+        count += 1
+    return count
+
+
+async def _count_jobs(ctx: RequestContext, start: datetime, end: datetime) -> tuple[Counter[datetime], datetime]:
+    """Count the pending jobs of each minute, and return until when they were counted.
+
+    Each span is an operation of its own: a server counts several at the same time, and on SQLite, whose operations
+    run one after another, claims do not wait for all of them.
+    """
+    counts: Counter[datetime] = Counter()
+    scanned = 0
+    while start < end and scanned < MAX_SCANNED_JOBS:
+        edges = [min(start + n * JOBS_SPAN, end) for n in range(CONCURRENT_SPANS + 1)]
+        spans = await asyncio.gather(*(
+            ctx.run(rows.count_pending_by_minute, ctx.tenant_id, since, until, MAX_SCANNED_JOBS - scanned)
+            for since, until in pairwise(edges) if since < until
+        ))  # fmt: skip
+        for span in spans:
+            counts.update(span.counts)
+            scanned += span.scanned
+        start = edges[-1]
+    return counts, start
 
 
 def _render_minutes(
-    occurrences: Counter[datetime],
-    jobs: Mapping[datetime, int],
-    names_by_minute: dict[datetime, Counter[str]],
-    minutes: float,
+    names: Mapping[datetime, list[str]], jobs: Mapping[datetime, int], peak_size: float
 ) -> list[dict[str, Any]]:
-    total = occurrences.total() + sum(jobs.values())
-    peak_size = max(MIN_PEAK_SIZE, PEAK_FACTOR * total / max(1.0, minutes))
     rendered = []
-    for at in sorted({*occurrences, *jobs}):
-        is_peak = occurrences[at] + jobs.get(at, 0) >= peak_size
-        names = [name for name, _ in names_by_minute.get(at, Counter()).most_common(MAX_PEAK_NAMES)] if is_peak else []
+    for at in sorted(names.keys() | jobs.keys()):
+        runs, due = names.get(at, []), jobs.get(at, 0)
+        is_peak = len(runs) + due >= peak_size
         rendered.append({
-            "at": format_utc(at), "schedules": occurrences[at], "jobs": jobs.get(at, 0), "peak": is_peak,
-            "names": names,
+            "at": format_utc(at), "schedules": len(runs), "jobs": due, "peak": is_peak,
+            "names": [name for name, _ in Counter(runs).most_common(MAX_PEAK_NAMES)] if is_peak else [],
         })  # fmt: skip
     return rendered
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
-from datetime import timedelta
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from fastapi import APIRouter, Response
 
@@ -61,35 +63,43 @@ async def forecast(view: CurrentView, hours: int = 24) -> Response:
     """Show the planned load per minute, with peaks."""
     hours = min(168, max(1, hours))
     report = await view.get("/forecast", to=format_utc(view.now + timedelta(hours=hours)))
-    start, quarter = to_datetime(report["from"]), timedelta(hours=hours) / 4
+    start, length = to_datetime(report["from"]), timedelta(hours=hours)
+    minutes = [Minute(to_datetime(one["at"]), one["schedules"] + one["jobs"], one["peak"]) for one in report["minutes"]]
     return view.render(
-        "forecast", report=report, hours=hours, bars=chart_bars(report, hours), spans=table_spans(report, hours),
-        ticks=[start + n * quarter for n in range(5)],
+        "forecast", report=report, hours=hours, bars=sum_spans(minutes, start, length / MAX_BARS),
+        spans=sum_spans(minutes, start, length / TABLE_SPANS), ticks=[start + n * length / 4 for n in range(5)],
         peaks=[minute for minute in report["minutes"] if minute["peak"]][:20],
     )  # fmt: skip
 
 
-def chart_bars(report: dict[str, Any], hours: int) -> list[dict[str, Any]]:
-    """Return the bars of the chart: the largest minute of each of MAX_BARS equal spans that has any load."""
-    span = timedelta(hours=hours) / MAX_BARS
-    start = to_datetime(report["from"])
-    bars: dict[int, dict[str, Any]] = {}
-    for minute in report["minutes"]:
-        n, count = int((to_datetime(minute["at"]) - start) / span), minute["schedules"] + minute["jobs"]
-        bar = bars.get(n)
-        if bar is None or count > bar["count"]:
-            bars[n] = {"x": max(0, n), "count": count, "is_peak": minute["peak"], "at": minute["at"]}
-    return [bars[n] for n in sorted(bars) if n < MAX_BARS]
+class Minute(NamedTuple):
+    """Load of one minute."""
+
+    at: datetime
+    runs: int
+    is_peak: bool
 
 
-def table_spans(report: dict[str, Any], hours: int) -> list[dict[str, Any]]:
-    """Return the rows of the table: the load and largest minute of each of TABLE_SPANS equal spans that has any."""
-    start, length = to_datetime(report["from"]), timedelta(hours=hours) / TABLE_SPANS
-    spans: dict[int, dict[str, Any]] = {}
-    for minute in report["minutes"]:
-        n, count = max(0, int((to_datetime(minute["at"]) - start) / length)), minute["schedules"] + minute["jobs"]
-        span = spans.setdefault(n, {"from": start + n * length, "count": 0, "max_count": 0, "max_at": minute["at"]})
-        span["count"] += count
-        if count > span["max_count"]:
-            span |= {"max_count": count, "max_at": minute["at"]}
-    return [spans[n] for n in sorted(spans)]
+@dataclass(slots=True)
+class LoadSpan:
+    """Load of the n-th of equal spans."""
+
+    n: int
+    start: datetime
+    runs: int
+    largest: Minute
+
+
+def sum_spans(minutes: Iterable[Minute], start: datetime, length: timedelta) -> list[LoadSpan]:
+    """Divide minutes, which are in order, into spans from `start`; return those with any load."""
+    spans: list[LoadSpan] = []
+    for minute in minutes:
+        n = max(0, (minute.at - start) // length)  # the first minute may have begun before `start`
+        if not spans or spans[-1].n != n:
+            spans.append(LoadSpan(n, start + n * length, minute.runs, minute))
+            continue
+        span = spans[-1]
+        span.runs += minute.runs
+        if minute.runs > span.largest.runs:
+            span.largest = minute
+    return spans

@@ -14,17 +14,22 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, false, func, or_, select
+from sqlalchemy import ColumnElement, and_, false, func, or_, select, text, true, union_all
 
 from timebell.ids import lowest_id_at
 from timebell.model.job import FINISHED, LIVE, Job, JobState
 from timebell.model.page import Page
-from timebell.store.jobs.indexes import UnindexedFilter
+from timebell.model.routes import ALL_ROUTES
+from timebell.store.jobs.claim import fetch_lane_rows
+from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter
 from timebell.store.jobs.repository import find_last_examined, job_from_row, select_newest_of_states
-from timebell.store.schema import finished, jobs, requests
+from timebell.store.schema import CLAIMABLE, finished, jobs, requests
 from timebell.store.transaction import Transaction, read_only
+from timebell.store.types import EPOCH
 
 NARROW_PERIOD_ROWS = 20_000
+MAX_LANES = 50
+_NOT_CLAIMABLE = (RUNNING_CLAUSE, text("state = 'dispatched'"), text("hold IS NOT NULL"))  # each has an index
 ID_CLOCK_TOLERANCE = timedelta(hours=1)
 """An id contains the time of its creation by the client's clock, which may be this much ahead."""
 
@@ -103,9 +108,9 @@ def search_jobs(
         wanted = [state.value for state in table_states if state in states or not states]
         if not wanted:
             continue
-        is_narrow = table is finished and _is_narrow(tx, search)
+        ranges = _find_narrow_ranges(tx, table, search)
         conditions = [
-            (UnindexedFilter(table.c[name]) if is_narrow and name == "tenant_id" else table.c[name]) == value
+            (UnindexedFilter(table.c[name]) if ranges and name == "tenant_id" else table.c[name]) == value
             for name, value in filters.items()
         ]
         conditions += search.row_conditions(table)
@@ -114,16 +119,21 @@ def search_jobs(
         if min_attempts:
             conditions.append(table.c.attempt >= min_attempts)
         texts = search.text_conditions(table)
-        if texts and not is_narrow:
+        if texts and not ranges:
             examined_until = max(examined_until, find_last_examined(tx, table, conditions, wanted, after))
         conditions += texts
         if examined_until:
             conditions.append(table.c.id >= examined_until)
         if after is not None:
             conditions.append(table.c.id < after)
-        if table is jobs or is_narrow:
-            id_: Any = UnindexedFilter(table.c.id) if is_narrow else table.c.id
-            query = select(table).where(*conditions, table.c.state.in_(wanted)).order_by(id_.desc()).limit(limit + 1)
+        if ranges:
+            conditions.append(UnindexedFilter(table.c.state).in_(wanted))
+            newest = UnindexedFilter(table.c.id).desc()
+            parts = (select(table).where(range_, *conditions).order_by(newest).limit(limit + 1) for range_ in ranges)
+            query: Any = union_all(*(select(part.subquery()) for part in parts))
+        elif table is jobs:
+            query = select(table).where(*conditions, table.c.state.in_(wanted)).order_by(table.c.id.desc())
+            query = query.limit(limit + 1)
         else:  # each state is read from the end of an index range
             if search.end is not None:
                 conditions.append(table.c.id < lowest_id_at(search.end + ID_CLOCK_TOLERANCE))
@@ -143,13 +153,29 @@ def _find_requested(tx: Transaction, request_id: str, tenant_id: str | None) -> 
     return list(tx.execute(query if tenant_id is None else query.where(requests.c.tenant_id == tenant_id)).scalars())
 
 
-def _is_narrow(tx: Transaction, search: JobSearch) -> bool:
-    """Return whether so few jobs finished in the period that reading all of them is faster than the newest jobs."""
+def _find_narrow_ranges(tx: Transaction, table: Any, search: JobSearch) -> list[Any]:
+    """Return conditions of index ranges that have all jobs of the period, if they are few; otherwise none.
+
+    Then reading these ranges is faster than reading the newest jobs until a page is full.
+    """
     if search.start is None and search.end is None:
-        return False
-    in_period = select(finished.c.finished_at).where(*search.period_conditions(finished.c.finished_at))
-    count = select(func.count()).select_from(in_period.limit(NARROW_PERIOD_ROWS + 1).subquery())
-    return int(tx.execute(count).scalar_one()) <= NARROW_PERIOD_ROWS
+        return []
+    if table is finished:
+        ranges: list[Any] = [true()]
+        parts = [select(finished.c.finished_at).where(*search.period_conditions(finished.c.finished_at))]
+    else:
+        lanes = fetch_lane_rows(tx, ALL_ROUTES, EPOCH)
+        if len(lanes) > MAX_LANES:
+            return []
+        claimable = [
+            and_(text(CLAIMABLE), jobs.c.queue == lane["queue"], jobs.c.priority == lane["priority"]) for lane in lanes
+        ]
+        ranges = [*_NOT_CLAIMABLE, *claimable]
+        parts = [select(jobs.c.run_at).where(range_) for range_ in _NOT_CLAIMABLE]
+        parts += [select(jobs.c.run_at).where(range_, *search.period_conditions(jobs.c.run_at)) for range_ in claimable]
+    counted = union_all(*(select(part.limit(NARROW_PERIOD_ROWS + 1).subquery()) for part in parts)).subquery()
+    count = int(tx.execute(select(func.count()).select_from(counted)).scalar_one())
+    return ranges if count <= NARROW_PERIOD_ROWS else []
 
 
 def _last_name(path: str) -> list[str]:

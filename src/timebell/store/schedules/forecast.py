@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -15,16 +15,14 @@ from timebell.store.jobs import queues
 from timebell.store.jobs.claim import fetch_lane_rows
 from timebell.store.schedules.rows import try_schedule_from_row
 from timebell.store.schema import schedules
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 from timebell.store.types import EPOCH
 
 PAGE_SIZE = 500
-MAX_SCANNED_JOBS = 1_000_000
-SPAN = timedelta(hours=4)
-"""The part of a range that one statement counts."""
 DEFAULT_TENANT = "default"
 
 
+@read_only
 def list_firing_before(
     tx: Transaction, tenant_id: str, end: datetime, after: str | None
 ) -> tuple[list[Schedule], str | None]:
@@ -47,29 +45,28 @@ def list_firing_before(
 
 
 class PendingByMinute(NamedTuple):
-    """Numbers of pending jobs due in each minute, and the instant until which they were counted."""
+    """Numbers of pending jobs due in each minute, and the number of index entries that were read."""
 
     counts: Mapping[datetime, int]
-    counted_until: datetime
+    scanned: int
 
 
-def count_pending_by_minute(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> PendingByMinute:
+@read_only
+def count_pending_by_minute(
+    tx: Transaction, tenant_id: str, start: datetime, end: datetime, limit: int
+) -> PendingByMinute:
     """Count a tenant's jobs that will start in each minute of [start, end); none of paused queues, and no held ones.
 
-    Reads ranges of the claim index, lane by lane, span by span, and ends after about MAX_SCANNED_JOBS entries.
+    Reads ranges of the claim index, lane by lane, and up to `limit` entries of each minute.
     """
-    lanes = [lane for lane in fetch_lane_rows(tx, ALL_ROUTES, EPOCH) if not lane["paused"]]
     is_only_tenant = tenant_id == DEFAULT_TENANT and not tx.dialect.find_tenants(tx, [tenant_id]) - {DEFAULT_TENANT}
     tenant = None if is_only_tenant else tenant_id
     counts: Counter[datetime] = Counter()
     scanned, from_db = 0, tx.dialect.from_db
-    while start < end and scanned < MAX_SCANNED_JOBS:
-        span_end = min(start + SPAN, end)
-        for lane in lanes:
+    for lane in fetch_lane_rows(tx, ALL_ROUTES, EPOCH):
+        if not lane["paused"]:
             key = lane["queue"], lane["priority"]
-            limit = MAX_SCANNED_JOBS - scanned
-            for row in tx.dialect.count_lane_by_minute(tx, key, tenant, start, span_end, max(1, limit)):
+            for row in tx.dialect.count_lane_by_minute(tx, key, tenant, start, end, limit):
                 counts[from_db(row["minute"])] += row["jobs"]
                 scanned += row["scanned"]
-        start = span_end
-    return PendingByMinute(counts, start)
+    return PendingByMinute(counts, scanned)
