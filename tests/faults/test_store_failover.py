@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -81,6 +82,22 @@ def test_a_slow_statement_is_not_taken_for_a_silent_server(nodes_url: str) -> No
             assert monotonic() - began < 8 * pulse.SUSPECT_AFTER_SECONDS  # once
 
     asyncio.run(body())
+
+
+def compute(tx: Transaction, seconds: float) -> None:
+    read_one(tx)
+    threading.Event().wait(seconds)  # as if there were no CPU
+
+
+def test_an_operation_that_computes_for_long_does_not_wait_for_the_server(
+    nodes_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with _opened(nodes_url) as store:
+            await store.run(compute, 4 * pulse.SUSPECT_AFTER_SECONDS)
+
+    asyncio.run(body())
+    assert "dropped all connections" not in caplog.text
 
 
 def test_connections_closed_by_a_restart_are_replaced_without_an_error(own_server: Postgres | MariaDB) -> None:

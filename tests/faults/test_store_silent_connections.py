@@ -97,7 +97,7 @@ def test_a_probe_ignores_connections_that_were_closed_meanwhile(postgres_url: st
         server = PostgresServer(postgres_url)
         connection = await server.connect()
         connection.terminate()
-        assert await server.probe([connection]) is None
+        assert await server.probe(lambda: [connection]) is None
 
     asyncio.run(body())
 

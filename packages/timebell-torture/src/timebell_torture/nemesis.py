@@ -232,20 +232,29 @@ class Nemesis:
                 self._remaining_kinds = list(kinds)
                 self.rng.shuffle(self._remaining_kinds)
             kind = self._remaining_kinds.pop()
-            if self.plan.elapsed + MAX_FAULT_SECONDS.get(kind, 7.0) >= end:
+            if not self._ends_before(end, kind):
                 continue
             if kind in EXCLUSIVE_FAULTS:
                 async with self._exclusive:
-                    await self._inject(kind, MAX_CONCURRENT_FAULTS)
+                    await self._inject(kind, MAX_CONCURRENT_FAULTS, end)
             else:
-                await self._inject(kind, 1)
+                await self._inject(kind, 1, end)
             await asyncio.sleep(self.rng.uniform(0.5, MAX_FAULT_PAUSE_SECONDS))
 
-    async def _inject(self, kind: str, slot_count: int) -> None:
-        """Inject a fault that occupies this many slots, or put it back if it has no target now."""
+    def _ends_before(self, end: float, kind: str) -> bool:
+        """Return whether a fault that starts now ends in the faulted phase."""
+        return self.plan.elapsed + MAX_FAULT_SECONDS.get(kind, 7.0) < end
+
+    async def _inject(self, kind: str, slot_count: int, end: float) -> None:
+        """Inject a fault that occupies this many slots, or put it back if it has no target now.
+
+        It is omitted if the wait for the slots was so long that it would not end in time.
+        """
         for _ in range(slot_count):
             await self._slots.acquire()
         try:
+            if not self._ends_before(end, kind):
+                return
             target = self._choose_target(kind)
             if target is None:
                 self._remaining_kinds.insert(0, kind)

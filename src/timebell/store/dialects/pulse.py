@@ -1,7 +1,7 @@
 """Notice within seconds that a database server has gone silent.
 
 A host that loses power or its network answers nothing and closes nothing, so its clients would wait for their timeouts.
-Therefore an operation that waits for long makes the store ask the server on another connection what it is doing.
+Therefore a statement that waits for long makes the store ask the server on another connection what it is doing.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from typing import Generic, TypeVar
 log = logging.getLogger("timebell.store")
 
 CHECK_INTERVAL_SECONDS = 0.5
-SUSPECT_AFTER_SECONDS = 1.0  # wait of an operation after which the server is asked about it
+SUSPECT_AFTER_SECONDS = 1.0  # wait for an answer after which the server is asked about it
 PROBE_TIMEOUT_SECONDS = 3.0  # until the server counts as silent
 
 C = TypeVar("C", bound=Hashable)
 
 
 class Pulse(Generic[C]):
-    """Observes the operations that wait for a server.
+    """Observes the connections that wait for a server.
 
-    `probe` is called with the connections of long ones, and returns why they are lost, or None if the server works on
-    them. It may raise OSError if the server cannot be reached. `abandon` is called with the reason.
+    `probe` asks the server about those that have waited for long, and returns why they are lost, or None if the server
+    works on them. It gets a function that returns those that have not been answered until now. It may raise OSError if
+    the server cannot be reached. `abandon` is called with the reason.
     """
 
-    def __init__(self, probe: Callable[[Collection[C]], Awaitable[str | None]], abandon: Callable[[str], None]) -> None:
+    def __init__(
+        self, probe: Callable[[Callable[[], Collection[C]]], Awaitable[str | None]], abandon: Callable[[str], None]
+    ) -> None:  # fmt: skip
         self._probe, self._abandon = probe, abandon
         self._waiting: dict[C, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -40,14 +43,22 @@ class Pulse(Generic[C]):
         if self._timer is None:
             self._timer = loop.call_later(CHECK_INTERVAL_SECONDS, self._check, loop)
 
+    def begin(self, connection: C) -> None:
+        """Note that this connection waits for an answer from now on. Thread-safe, as is `end`."""
+        self._waiting[connection] = time.monotonic()
+
+    def end(self, connection: C) -> None:
+        """Note that this connection does not wait any more."""
+        self._waiting.pop(connection, None)
+
     @contextmanager
     def waiting(self, connection: C) -> Iterator[None]:
-        """Observe an operation on this connection while the block runs, in any thread."""
-        self._waiting[connection] = time.monotonic()
+        """Observe this connection while the block runs, in any thread."""
+        self.begin(connection)
         try:
             yield
         finally:
-            self._waiting.pop(connection, None)
+            self.end(connection)
 
     def reset(self) -> None:
         """Forget all operations and stop, at the end of the event loop or of the store."""
@@ -69,14 +80,17 @@ class Pulse(Generic[C]):
             self._task = loop.create_task(self._judge(suspects))
 
     async def _judge(self, suspects: dict[C, float]) -> None:
+        # Some may be answered meanwhile: this process may have been frozen, or its event loop busy.
+        def unanswered() -> list[C]:
+            return [connection for connection, since in suspects.items() if self._waiting.get(connection) == since]
+
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
-                reason = await self._probe(suspects)
+                reason = await self._probe(unanswered)
         except TimeoutError:
             reason = f"it has not answered for {SUSPECT_AFTER_SECONDS + PROBE_TIMEOUT_SECONDS:g} s"
         except OSError as error:
             reason = str(error) or type(error).__name__
-        # Not if all have ended meanwhile: this process may have been frozen, or its event loop busy.
-        if reason is not None and any(self._waiting.get(each) == since for each, since in suspects.items()):
+        if reason is not None and unanswered():
             log.warning("dropped all connections to the database: %s", reason)
             self._abandon(reason)

@@ -7,6 +7,7 @@ connections are dropped at once, as on PostgreSQL.
 from __future__ import annotations
 
 import logging
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Collection
@@ -159,22 +160,40 @@ class MariaServer:
                 with suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)
 
-    def find_lost(self, connections: Collection[Any], probe: Any) -> str | None:
-        """Ask the server of the connection `probe` whether it works on `connections`; return why not, or None."""
+    def find_lost(self, unanswered: Callable[[], Collection[Any]], probe: Any) -> str | None:
+        """Ask the server of the connection `probe` whether it works on others; return why not, or None.
+
+        `unanswered` returns the connections that wait for an answer.
+        """
         with probe.cursor() as cursor:
             cursor.execute(_SESSIONS)
             sessions = {row[0]: row[1:] for row in cursor.fetchall()}
+        connections = unanswered()
         with self._lock:
             name = self._connections.get(probe)
             names = {each: self._connections.get(each) for each in connections}
         if self.addresses[1:] and any(each not in (name, None) for each in names.values()):
             return "another host answers in its place"
-        threads = [each.thread_id() for each in connections if names[each] == name]
-        if any(thread not in sessions for thread in threads):
+        connections = [each for each in connections if names[each] == name and not _has_unread_answer(each)]
+        if any(each.thread_id() not in sessions for each in connections):
             return "the server has ended a session in use"
-        if any(sessions[thread][0] == "Sleep" and sessions[thread][1] > 1000 * WAITING_SECONDS for thread in threads):
+        states = [sessions[each.thread_id()] for each in connections]
+        if any(command == "Sleep" and milliseconds > 1000 * WAITING_SECONDS for command, milliseconds in states):
             return "the server waits for a message that was lost"
         return None
+
+
+def _has_unread_answer(connection: Any) -> bool:
+    """Return whether an answer has arrived that its thread has not read: it had no CPU. Also if it was closed."""
+    connected = getattr(connection, "_sock", None)
+    if connected is None:
+        return True
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(connected, selectors.EVENT_READ)
+        except ValueError:  # closed in this moment
+            return True
+        return bool(selector.select(0))
 
 
 def _set_keepalive(connection: Any) -> None:

@@ -116,6 +116,7 @@ class MariaStore:
         self._server = MariaServer(url, self._note_server_change)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
         self._engine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
+        _observe_statements(self._engine, self._pulse)
         self._next_return_at = 0.0
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -205,23 +206,27 @@ class MariaStore:
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         pool = self._engine.pool
-        with self._engine.connect() as connection, self._pulse.waiting(connection.connection.driver_connection):
+        with self._engine.connect() as connection:
+            driver_connection = connection.connection.driver_connection
             tx = MariaTransaction(connection, self.dialect, Steps(getattr(operation, "__name__", "operation")))
             is_committing = False
             try:
                 result = operation(tx, *args, **kwargs)
                 tx.steps.at("commit")
                 is_committing = True
-                connection.commit()
+                with self._pulse.waiting(driver_connection):
+                    connection.commit()
             except BaseException as error:
                 if isinstance(error, DBAPIError) and _is_connection_lost(error):
                     connection.invalidate()
                     if not is_committing and _error_number(error) in _CLOSED_BY_SERVER_ERRORS:
                         raise _LostBeforeCommit(error) from error
                 else:
-                    connection.rollback()
+                    with self._pulse.waiting(driver_connection):
+                        connection.rollback()
                 raise
             finally:
+                self._pulse.end(driver_connection)  # of a statement that failed
                 if self._engine.pool is not pool:  # a replaced pool would keep it open
                     connection.invalidate()
         tx.steps.at("done")
@@ -317,14 +322,14 @@ class MariaStore:
     def _note_server_change(self) -> None:
         self.recent_writes.is_unverified = True
 
-    async def _probe(self, connections: Collection[Any]) -> str | None:
-        return await asyncio.to_thread(self._probe_in_thread, connections)
+    async def _probe(self, unanswered: Callable[[], Collection[Any]]) -> str | None:
+        return await asyncio.to_thread(self._probe_in_thread, unanswered)
 
-    def _probe_in_thread(self, connections: Collection[Any]) -> str | None:
+    def _probe_in_thread(self, unanswered: Callable[[], Collection[Any]]) -> str | None:
         engine = engine_for(self._server, pool_size=1, statement_timeout=PROBE_TIMEOUT_SECONDS)
         try:
             with contextlib.closing(engine.raw_connection()) as probe:
-                return self._server.find_lost(connections, probe.driver_connection)
+                return self._server.find_lost(unanswered, probe.driver_connection)
         except Exception as error:  # of the driver, or of SQLAlchemy
             number = _error_number(error)
             return None if number in _TOO_MANY_CONNECTIONS_ERRORS else str(error)
@@ -416,6 +421,18 @@ def engine_for(
             record.invalidate(error)
 
     return engine
+
+
+def _observe_statements(engine: Engine, pulse: Pulse[Any]) -> None:
+    """Have `pulse` observe statements instead of operations, which do not wait for the server while they compute."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _begin(_: Connection, cursor: Any, *_arguments: Any) -> None:
+        pulse.begin(cursor.connection)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def _end(_: Connection, cursor: Any, *_arguments: Any) -> None:
+        pulse.end(cursor.connection)
 
 
 def migration_engine(url: str) -> Engine:

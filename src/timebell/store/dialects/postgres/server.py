@@ -130,8 +130,13 @@ class PostgresServer:
                 duplicate.shutdown(socket.SHUT_RDWR)
         self._thread_connections.clear()
 
-    async def probe(self, connections: Collection[asyncpg.Connection[Any]], **options: Any) -> str | None:
-        """Ask the server on a new connection whether it works on these; return why not, or None."""
+    async def probe(
+        self, unanswered: Callable[[], Collection[asyncpg.Connection[Any]]], **options: Any
+    ) -> str | None:  # fmt: skip
+        """Ask the server on a new connection whether it works on others; return why not, or None.
+
+        `unanswered` returns the connections that wait for an answer.
+        """
         try:
             probe = await self.connect(**options)
         except asyncpg.CannotConnectNowError as error:
@@ -139,16 +144,15 @@ class PostgresServer:
         except asyncpg.PostgresError:  # such as too many connections: it lives
             return None
         try:
-            # The operations of connections that were closed meanwhile fail by themselves.
-            pids = [connection.get_server_pid() for connection in connections if not connection.is_closed()]
-            sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, pids)}
+            sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, _server_pids(unanswered()))}
         except _PROBE_LOST as error:
             return str(error) or type(error).__name__
         finally:
             probe.terminate()
+        pids = _server_pids(unanswered())
         if any(pid not in sessions for pid in pids):
             return "the server has ended a session in use"
-        if any(session["is_waiting"] and session["seconds"] > WAITING_SECONDS for session in sessions.values()):
+        if any(sessions[pid]["is_waiting"] and sessions[pid]["seconds"] > WAITING_SECONDS for pid in pids):
             return "the server waits for a message that was lost"
         return None
 
@@ -195,6 +199,11 @@ class PostgresServer:
                 attempt.add_done_callback(_terminate)
         # An answer of a server says more than a missing one.
         raise max(errors, key=_rank, default=TimeoutError("no connection within the timeout"))
+
+
+def _server_pids(connections: Collection[asyncpg.Connection[Any]]) -> list[int]:
+    """Return the server processes of open connections; the operations of closed ones fail by themselves."""
+    return [connection.get_server_pid() for connection in connections if not connection.is_closed()]
 
 
 def _rank(error: BaseException) -> int:

@@ -472,10 +472,10 @@ class PostgresStore:
     def _note_server_change(self) -> None:
         self.recent_writes.is_unverified = True
 
-    async def _probe(self, connections: Collection[asyncpg.Connection[Any]]) -> str | None:
+    async def _probe(self, unanswered: Callable[[], Collection[asyncpg.Connection[Any]]]) -> str | None:
         if pooler.is_pooled(self.url):  # its process ids are not those of the server
-            return await self._server.probe((), statement_cache_size=0)
-        return await self._server.probe(connections)
+            return await self._server.probe(tuple, statement_cache_size=0)
+        return await self._server.probe(unanswered)
 
 
 class _LostBeforeCommit(Exception):
