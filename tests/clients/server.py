@@ -113,10 +113,12 @@ def running_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: list[str], log: Path, cwd: Path | None = None, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program while the block runs; its output goes to `log`."""
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **environment}, stdout=output, stderr=output)
     try:
         yield process
     except BaseException:
