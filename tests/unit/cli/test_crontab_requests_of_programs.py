@@ -37,11 +37,11 @@ AGENT="backup 1.0 (cron)"
 45 4 * * *    curl -G -d from=yesterday --data-urlencode "q=a b&c" "$BASE/echo/07?x=1"
 0 5 1 * *     curl -sSf --cacert {ca} --json '{{"kind": "nightly"}}' $SECURE/echo/08
 0 6 * * *     curl -F name=value -F name=again -F 'note=two words' --form-string 'at=@home' $BASE/echo/09
-0 7 * * *     curl -X DELETE --max-time 30 -H "X-Api-Key: k3y" -H 'X-Reason: a, b' $BASE/echo/10
+0 7 * * *     curl -X DELETE --max-time 30 -H "X-Api-Key: k3y-in-a-header" -H 'X-Reason: a, b' $BASE/echo/10
 0 8 * * *     curl -A "$AGENT" -e https://a.example/page -b 'session=c00kie; theme=dark' $BASE/echo/11
 30 8 * * *    curl -u sk_live_1: $BASE/echo/12
 35 8 * * *    curl -u ":$TOKEN" $BASE/echo/13
-40 8 * * *    curl http://key@127.0.0.1:{port}/echo/14
+40 8 * * *    curl http://k3y-in-a-url@127.0.0.1:{port}/echo/14
 0 9 * * *     curl -I $BASE/status/200/15
 0 10 * * *    curl --data-binary @- -H "Content-Type: text/plain" $BASE/echo/16%two%lines
 0 11 * * *    curl -d '' -H 'Expect:' --compressed $BASE/echo/17
@@ -60,6 +60,7 @@ AGENT="backup 1.0 (cron)"
 0 23 * * *    wget -qO /dev/null --referer=https://a.example/ $BASE/moved/302/echo/30
 """
 COUNT = 30
+SECRETS = ("pa55 wörd", "t0k3n-from-the-crontab", "k3y-in-a-header", "c00kie", "sk_live_1", "k3y-in-a-url", "s3cret")
 CONNECTION_HEADERS = {"host", "connection", "content-length", "accept-encoding"}
 
 
@@ -81,7 +82,8 @@ def test_imported_lines_send_the_requests_of_curl_and_wget(
             of_programs = take_requests(plain)
             done = await asyncio.to_thread(cli, "import", "crontab", "-", "--user", "-o", "json", stdin=text)
             assert (done.code, [row["target"] for row in json.loads(done.out)]) == (0, ["http"] * COUNT), done.err
-            await run_all(f"sqlite:///{tmp_path}/timebell.db")
+            stored = await run_all(f"sqlite:///{tmp_path}/timebell.db")
+            assert not [secret for secret in SECRETS if secret in stored + done.out + done.err]
             return of_programs, take_requests(plain)
 
     of_programs, of_targets = asyncio.run(main())
@@ -115,6 +117,8 @@ def take_requests(receiver: Sink) -> Sent:
             body = [
                 (part["content-disposition"], part.get_payload()) for part in form.walk() if not part.is_multipart()
             ]
-        sent[target.split(" ")[1].split("?")[0][-2:]].append((target, headers, body))
+        requests = sent[target.split(" ")[1].split("?")[0][-2:]]
+        if (target, headers, body) not in requests:  # a schedule may also fire on its own meanwhile
+            requests.append((target, headers, body))
     receiver.requests.clear()
     return sent

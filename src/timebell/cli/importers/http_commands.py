@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,14 +177,12 @@ def _add_credentials(found: HttpCommand, draft: RequestDraft, url_user: str | No
         found.options["auth"] = {"type": "bearer", "token": _secret(found, "token", draft.bearer)}
     elif user is not None:
         name, separator, password = user.partition(":")
-        if not separator:
+        if not separator or user == ":":
             raise NotExpressible("-u has no password, so curl would ask for it")
-        if name and password:
-            found.options["auth"] = {
-                "type": "basic", "username": name, "password": _secret(found, "password", password)
-            }  # fmt: skip
-        else:  # an API key as the name or the password; `auth` needs both
-            draft.headers["authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        found.options["auth"] = {  # without a password, the name is an API key
+            "type": "basic", "username": name if password else _secret(found, "username", name),
+            "password": _secret(found, "password", password) if password else "",
+        }  # fmt: skip
 
 
 def _add_tls_and_proxy(found: HttpCommand, draft: RequestDraft) -> None:
