@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -173,11 +173,11 @@ def _create_jobs(server: Server, count: int) -> None:
         raise RuntimeError(f"{created} of {count} jobs were created.")
 
 
-@contextmanager
-def _worker(server: Server, folder: Path, history: History, name: str) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(
+    server: Server, folder: Path, history: History, name: str
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     command = ["node", str(CLIENT / "test" / "worker.mjs"), str(history.path), name]
-    with running(command, folder / "worker.log", TIMEBELL_URL=server.url, TIMEBELL_API_KEY=server.key) as process:
-        yield process
+    return running(command, folder / "worker.log", TIMEBELL_URL=server.url, TIMEBELL_API_KEY=server.key)
 
 
 def _list_jobs(server: Server, status: str) -> Iterator[dict[str, Any]]:
