@@ -40,6 +40,8 @@ from timebell_torture.postgres import PostgresServer
 
 SECRET = "a secret key of the benchmark"
 REQUESTS_PER_SECOND = 20
+WARM_UP_SECONDS = 5.0
+"""The first requests compile statements and open connections, and would dominate the calm p99."""
 HALF_SENT_BODIES, WRONG_KEYS_PER_SECOND, IMPORTED_LINES, IMPATIENT_WRITERS, READERS = 520, 100, 1_000_000, 500, 400
 JOB = {"topic": "later", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
 Attack = Callable[[str, str], Coroutine[Any, Any, None]]
@@ -200,6 +202,7 @@ def main() -> None:
         )  # fmt: skip
         try:
             _wait_until_ready(base)
+            asyncio.run(measure(base, ours, WARM_UP_SECONDS))
             calm: float | None = None
             for name, attacks in ATTACKS.items():
                 attacker = spawn.Process(

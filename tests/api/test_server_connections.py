@@ -74,6 +74,20 @@ async def test_a_client_that_does_not_read_is_disconnected(make: Make, monkeypat
             await wait_until(lambda: _is_refused(client))
 
 
+async def test_a_request_that_offers_http2_is_answered_with_http1(make: Make) -> None:
+    """Java's client offers it in each request over a plain connection."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nContent-Type: application/json\r\nUpgrade: h2c\r\n"
+    body = b'{"topic": "a", "timezone": "UTC", "payload": "sent"}'
+    length = b"HTTP2-Settings: AAEAAEAA\r\nContent-Length: %d\r\n\r\n" % len(body)
+    request = GET.replace(b"GET /api/v1/schedules", b"POST /api/v1/jobs").removesuffix(b"\r\n") + offer + length + body
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    async with make() as web, serve(web) as live:
+        answers = await live.send(request + last)
+    assert answers.count(b"HTTP/1.1 201 Created") == 1, answers
+    assert b'"payload":"sent"' in answers
+    assert answers.count(b"HTTP/1.1 200 OK") == 1
+
+
 def _is_refused(client: socket.socket) -> bool:
     try:
         client.send(b"x")

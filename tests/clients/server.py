@@ -22,16 +22,16 @@ TIMEOUT_SECONDS = 120.0  # real time, long enough for a busy machine
 
 
 class Server:
-    """A node on one database file, and a platform key."""
+    """A node on a migrated database, by default a new file, and a platform key."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "server.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._environment = {
-            **os.environ, "PYTHONPATH": str(SOURCE), "TIMEBELL_DATABASE_URL": f"sqlite:///{folder}/timebell.db",
-            "TIMEBELL_SECRET_KEY": "a secret key of the tests, long enough",
+            **os.environ, "PYTHONPATH": str(SOURCE), "TIMEBELL_SECRET_KEY": "a secret key of the tests, long enough",
+            "TIMEBELL_DATABASE_URL": database_url or f"sqlite:///{folder}/timebell.db",
         }  # fmt: skip
         self.key = self.create_key("platform")
 
@@ -40,6 +40,11 @@ class Server:
         command = [*TIMEBELL, "key", "create", role, "--role", role, "-o", "json", *options]
         created = subprocess.run(command, env=self._environment, capture_output=True, check=True)
         return str(json.loads(created.stdout)["key"])
+
+    def audit(self) -> tuple[int, str]:
+        """Return the exit code and the summary of `timebell audit`."""
+        done = subprocess.run([*TIMEBELL, "audit"], env=self._environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr.strip()
 
     def start(self) -> None:
         """Start the node, and wait until it is ready."""
@@ -73,10 +78,12 @@ class Server:
             finally:
                 self.process.kill()
 
-    def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+    def request(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json", **headers: str
+    ) -> Any:
         """Send a request, and return the JSON of the response."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self.key}"} | ({"Content-Type": content_type} if data else {})
+        headers |= {"Authorization": f"Bearer {self.key}"} | ({"Content-Type": content_type} if data else {})
         request = urllib.request.Request(f"{self.url}/api/v1{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             return json.load(response)
@@ -106,10 +113,12 @@ def running_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: list[str], log: Path, cwd: Path | None = None, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program while the block runs; its output goes to `log`."""
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **environment}, stdout=output, stderr=output)
     try:
         yield process
     except BaseException:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks import typescript_worker
 from tests.docs.pages import DOCS, blocks
 
-from .server import TIMEOUT_SECONDS, Server, running, running_server, wait_until
+from .server import TIMEOUT_SECONDS, Server, running_server
 from .typescript import CLIENT, build
-
-JOB_COUNT = int(os.environ.get("TIMEBELL_TEST_CLIENT_JOBS", "2000"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -102,36 +98,16 @@ def samples() -> list[str]:
     return [block.text for block in blocks(DOCS / "guides" / "typescript.md") if block.language == "typescript"]
 
 
-def test_no_job_is_lost_by_kills_of_node_and_worker(server: Server, tmp_path: Path) -> None:
-    lines = b"".join(b'{"topic": "count.one", "timezone": "UTC", "key": "%d"}\n' % each for each in range(JOB_COUNT))
-    server.request("POST", "/jobs/bulk", lines, "application/x-ndjson")
-    file, log = tmp_path / "runs.txt", tmp_path / "worker.log"
-    file.touch()
-    command = ["node", str(CLIENT / "test" / "worker.mjs"), str(file)]
-
-    def runs() -> list[str]:
-        return file.read_text().split()
-
-    def wait_for(count: int) -> None:
-        def describe() -> str:
-            return f"{len(set(runs()))} of {count}\n{log.read_text()[-2000:]}"
-
-        wait_until(lambda: len(set(runs())) >= count, describe, TIMEOUT_SECONDS + JOB_COUNT / 20)
-
-    with running(command, log, **environment(server)) as worker:
-        wait_for(JOB_COUNT // 5)
-        worker.kill()
-    with running(command, log, **environment(server)) as worker:
-        wait_for(JOB_COUNT // 2)
-        server.kill()
-        server.start()
-        wait_for(JOB_COUNT)
-        wait_until(lambda: not server.request("GET", "/jobs?status=active&limit=1")["items"])
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(TIMEOUT_SECONDS) == 0
-    counts = Counter(runs())
-    repeated = sum(count - 1 for count in counts.values())
-    print(json.dumps({"jobs": JOB_COUNT, "lost": JOB_COUNT - len(counts), "repeated": repeated}))
-    assert len(counts) == JOB_COUNT
-    # A killed worker repeats at most the jobs that it ran; a killed node none, as leases and reports outlive it.
-    assert repeated <= 50
+def test_no_job_is_lost_by_kills_of_node_and_worker(postgres_url: str, tmp_path: Path) -> None:
+    server = Server(tmp_path, postgres_url)
+    server.start()
+    try:
+        result = typescript_worker.run(server, tmp_path, jobs=1000, kills=1)
+    finally:
+        server.stop()
+    print(result)
+    assert (result.kills_of_worker, result.kills_of_node) == (1, 1)
+    assert result.lost == 0
+    assert result.scheduled > 0
+    assert result.repeated_without_cause == []
+    assert 0 < result.repeated_after_kill_of_worker <= 50  # the jobs that it ran

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ MAX_HEAD_BYTES = 16 * 1024
 HEAD_TOO_LARGE = f"The URL and the headers exceed {MAX_HEAD_BYTES:,} bytes."
 HEAD_TIMEOUT_SECONDS = 10.0  # to send a complete request head
 READ_TIMEOUT_SECONDS = 60.0  # without reading any part of a response
+HTTP2_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
 
 
 def connection_limit() -> int:
@@ -118,6 +120,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._head_size is not None:
             self._head_size += len(data)
+            if b"h2c" in data:
+                data = _remove_http2_offer(data)
         super().data_received(data)
         if self._is_head_too_large() and not self.transport.is_closing():
             self.send_400_response("")
@@ -193,3 +197,12 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._await_reading(still_unread)
 
         self._read_timer = self.loop.call_later(READ_TIMEOUT_SECONDS, check)
+
+
+def _remove_http2_offer(data: bytes) -> bytes:
+    """Return data that begins within a head without its offer of HTTP/2, which a server may ignore.
+
+    Java's client makes this offer in each request over a plain connection, and the parser would discard its body.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return HTTP2_OFFER.sub(b"", head + b"\r\n").removesuffix(b"\r\n") + end + rest

@@ -150,8 +150,7 @@ def _translate_requests(crontab: Crontab, settings: Settings) -> dict[int, HttpC
         except NotExpressible as reason:
             crontab.notes.append((entry.number, f"{STAYS_COMMAND}{reason}."))
         except (InvalidInput, Refused) as error:
-            fix = f" {error.fix}" if error.fix else ""
-            text = mask_secrets(f"{STAYS_COMMAND}{error}{fix}", request.secrets.values() if request else ())
+            text = mask_secrets(f"{STAYS_COMMAND}{error}", request.secrets.values() if request else ())
             crontab.notes.append((entry.number, text))
     return requests
 

@@ -94,7 +94,8 @@ def require_secret_references(options: Mapping[str, Any]) -> None:
     """Check that the confidential options of a named http target refer to secrets. Raises InvalidInput."""
     for group, name in CONFIDENTIAL_HTTP_OPTIONS:
         members = options.get(group)
-        if isinstance(members, Mapping) and name in members and referenced_secret(members[name]) is None:
+        value = members.get(name, "") if isinstance(members, Mapping) else ""
+        if value != "" and referenced_secret(value) is None:
             raise InvalidInput(
                 f"{group}.{name} has to refer to a secret.", code="SECRET_REQUIRED",
                 fix='Store the value with timebell secret set NAME, then use {"secret": "NAME"}.',

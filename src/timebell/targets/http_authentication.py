@@ -79,12 +79,14 @@ def check_authentication(auth: Any, guard: AddressGuard) -> dict[str, Any]:
     for name in auth.keys() - {"type", *required, *optional}:
         raise _invalid(f"auth has no member {name!r:.60}", f"{kind} has: {', '.join((*required, *optional))}.")
     for name in required + tuple(auth.keys() & {"scope"}):
-        if not isinstance(auth.get(name), str) or not auth[name]:
+        if not isinstance(auth.get(name), str) or not (auth[name] or kind == "basic"):
             raise _invalid(f"auth.{name} is no text", f"{kind} requires: {', '.join(required)}.")
     if kind == "bearer" and not _TOKEN.fullmatch(auth["token"]):
         raise _invalid("auth.token contains characters that a header cannot have")
     if kind == "basic" and ":" in auth["username"]:
         raise _invalid("auth.username contains a colon")
+    if kind == "basic" and not auth["username"] + auth["password"]:
+        raise _invalid("auth.username and auth.password are empty")
     if kind == "oauth2":
         guard.check_url(auth["tokenUrl"])
         parameters = auth.get("parameters", {})

@@ -136,31 +136,6 @@ def summarize(requests: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.skipif(not Path("/usr/bin/curl").exists(), reason="curl is not installed")
-def test_the_expected_requests_are_those_of_curl() -> None:
-    """Run the lines of curl in a shell, as cron does, so that the expectations of the test above are not invented."""
-
-    async def main() -> dict[str, Any]:
-        async with sink() as receiver, forward_proxy() as proxy:
-            base = f"http://127.0.0.1:{receiver.port}"
-            text = CRONTAB.format(port=receiver.port, proxy=proxy.port, base=base)
-            env = {"BASE": base, "TOKEN": "t", "JSON": '{"kind": "nightly"}', "PATH": "/usr/bin:/bin"}
-            for line in text.strip().splitlines():
-                if "curl" not in line or "/echo/18" in line:  # curl sends no CONNECT for http
-                    continue
-                command, _, stdin = line[line.index("curl") :].partition("%")
-                process = await asyncio.create_subprocess_shell(
-                    command, env=env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.DEVNULL,
-                )  # fmt: skip
-                await process.communicate(stdin.encode())
-            return summarize({request.line.split(" ")[1].split("?")[0][-2:]: request for request in receiver.requests})
-
-    found = asyncio.run(main())
-    assert len(found) == 17
-    assert found == {number: EXPECTED[number] for number in found}
-
-
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -195,6 +170,11 @@ def test_the_expected_requests_are_those_of_curl() -> None:
         ("curl ftp://a.example/", "ftp"),
         ("curl -u app https://a.example", "no password"),
         ("curl -u a:b -H 'Authorization: x' https://a.example", "both credentials"),
+        ("curl -u a: -H 'Authorization: x' https://a.example", "both credentials"),
+        ("curl -H 'Content-Type:' -d x https://a.example", "removes the header content-type"),
+        ("curl -H 'X-A: 1' -H 'x-a: 2' https://a.example", "the header x-a twice"),
+        ("curl -d a=1 -F b=2 https://a.example", "-d and -F exclude each other"),
+        ("wget -qO- -a /var/log/x https://a.example", "writes to the file /var/log/x"),
         ("curl --retry 1000 https://a.example", "1000 retries"),
         ("curl --cacert /nowhere https://a.example", "cannot be read here"),
         ("curl 'https://a.example", "not closed"),
@@ -240,7 +220,7 @@ def test_lines_that_stay_commands_are_named(cli: Cli, monkeypatch: pytest.Monkey
     assert refused.code == 1
     assert [(row["line"], row["target"]) for row in json.loads(refused.out)] == [(3, "http")]
     assert "line 1: -k turns off" in refused.err
-    assert "line 2: Plain http is disabled" in refused.err
+    assert "line 2: Plain http is disabled. Use an https URL. Commands require" in refused.err
     assert "TIMEBELL_COMMAND_ENABLED=true" in refused.err
     monkeypatch.setenv("TIMEBELL_COMMAND_ENABLED", "true")
     done = cli(*arguments, stdin=text)

@@ -68,6 +68,8 @@ def stand(run: Run) -> Callable[[Any], Any]:
     [
         ({"type": "bearer", "token": "token-123"}, "Bearer token-123", "token-123"),
         ({"type": "basic", "username": "app", "password": "p:ä"}, "Basic YXBwOnA6w6Q=", "YXBwOnA6w6Q="),
+        ({"type": "basic", "username": "key", "password": ""}, "Basic a2V5Og==", "a2V5Og=="),
+        ({"type": "basic", "username": "", "password": "key"}, "Basic OmtleQ==", "OmtleQ=="),
     ],
 )
 def test_static_credentials_are_sent_and_masked(

@@ -119,6 +119,8 @@ def test_multipart_forms_are_parsed_by_the_email_package(run: Run, delivery: Del
         ({"auth": {"type": "bearer", "token": "a b"}}, "INVALID_TARGET_OPTIONS"),
         ({"auth": {"type": "bearer", "token": "a"}, "headers": {"Authorization": "b"}}, "INVALID_TARGET_OPTIONS"),
         ({"auth": {"type": "basic", "username": "a:b", "password": "c"}}, "INVALID_TARGET_OPTIONS"),
+        ({"auth": {"type": "basic", "username": "", "password": ""}}, "INVALID_TARGET_OPTIONS"),
+        ({"auth": {"type": "basic", "username": "a"}}, "INVALID_TARGET_OPTIONS"),
         ({"auth": {"type": "oidc", "audience": "a", "credentials": "{}"}}, "INVALID_CREDENTIALS"),
         ({"tls": {}}, "INVALID_TARGET_OPTIONS"),
         ({"tls": {"key": "a"}}, "INVALID_TARGET_OPTIONS"),

@@ -38,6 +38,8 @@ class RequestDraft:
 
 Apply = Callable[[RequestDraft, str], None]
 
+DEFAULT_HEADERS = ("accept", "content-type", "host", "user-agent")
+"""Headers that a request has unless an option removes them."""
 
 REFUSED = {
     name: text.format(name)
@@ -57,10 +59,15 @@ def _add_header(draft: RequestDraft, text: str) -> None:
     if text.startswith("@"):
         raise NotExpressible("-H @file reads a file when the job runs")
     name, separator, value = text.partition(":")
-    if separator and value.strip():
-        draft.headers[name.strip().lower()] = value.strip()
-    elif not separator:
+    name, value = name.strip().lower(), value.strip()
+    if not separator:
         raise NotExpressible(f"the header {text!r} has no value")
+    if not value and name in DEFAULT_HEADERS:
+        raise NotExpressible(f"it removes the header {name}")
+    if name in draft.headers:
+        raise NotExpressible(f"it sends the header {name} twice")
+    if value:
+        draft.headers[name] = value
 
 
 def _add_data(draft: RequestDraft, text: str) -> None:
@@ -154,6 +161,11 @@ def _set_output(draft: RequestDraft, text: str) -> None:
     draft.discards_output = True
 
 
+def _check_log(draft: RequestDraft, text: str) -> None:
+    if text not in ("-", "/dev/null", "/dev/stdout", "/dev/stderr"):
+        raise NotExpressible(f"it writes to the file {text}: the log of a run is stored with each job")
+
+
 def _set_cookie(draft: RequestDraft, text: str) -> None:
     if "=" not in text:
         raise NotExpressible("-b reads cookies from a file when the job runs")
@@ -213,12 +225,13 @@ CURL = Syntax(
 WGET = Syntax(
     flags=_options(
         ("-q --quiet -v --verbose -nv --no-verbose -4 --inet4-only --no-cache --no-cookies --no-dns-cache", None),
-        ("-S --server-response --no-proxy -nc -nd --content-on-error --auth-no-challenge", None),
+        ("-S --server-response --no-proxy -nc -nd --content-on-error --auth-no-challenge --retry-connrefused", None),
         ("--spider", _set_head), ("--delete-after", _set("discards_output", True)),
     ),
     valued=_options(
         ("--connect-timeout --dns-timeout -w --wait --max-redirect --waitretry", None),
-        ("-O --output-document", _set_output), ("--header", _add_header), ("--post-data --body-data", _add_raw),
+        ("-O --output-document", _set_output), ("-o --output-file -a --append-output", _check_log),
+        ("--header", _add_header), ("--post-data --body-data", _add_raw),
         ("--method", _set("method")), ("--user --http-user", _set_wget_user),
         ("--password --http-password", _set_wget_password), ("-U --user-agent", _set_header("user-agent")),
         ("--referer", _set_header("referer")), ("-T --timeout --read-timeout", _set_timeout),

@@ -114,6 +114,8 @@ def _finish(draft: RequestDraft) -> HttpCommand:
     found = HttpCommand({"url": url})
     options, headers = found.options, draft.headers
     content_type = headers.pop("content-type", None)
+    if draft.data and draft.form:
+        raise NotExpressible("-d and -F exclude each other")
     has_body = bool(draft.data) or bool(draft.form)
     if draft.data_in_query:
         if draft.form:
@@ -162,21 +164,25 @@ def _parse_url(draft: RequestDraft) -> tuple[str, str | None]:
     if parts.scheme.lower() not in ("http", "https"):
         raise NotExpressible(f"its URL is {parts.scheme}, not http or https")
     user, separator, host = parts.netloc.rpartition("@")
+    if separator and ":" not in user:
+        user += ":"
     return urlunsplit(parts._replace(netloc=host, fragment="")), unquote(user) if separator else None
 
 
 def _add_credentials(found: HttpCommand, draft: RequestDraft, url_user: str | None) -> None:
+    user = draft.user or url_user
+    if (draft.bearer or user) and "authorization" in draft.headers:
+        raise NotExpressible("it has both credentials and a header Authorization")
     if draft.bearer is not None:
         found.options["auth"] = {"type": "bearer", "token": _secret(found, "token", draft.bearer)}
-    elif (user := draft.user or url_user) is not None:
+    elif user is not None:
         name, separator, password = user.partition(":")
-        if not separator or not password or not name:
+        if not separator or user == ":":
             raise NotExpressible("-u has no password, so curl would ask for it")
-        found.options["auth"] = {
-            "type": "basic", "username": name, "password": _secret(found, "password", password)
+        found.options["auth"] = {  # without a password, the name is an API key
+            "type": "basic", "username": name if password else _secret(found, "username", name),
+            "password": _secret(found, "password", password) if password else "",
         }  # fmt: skip
-    if "auth" in found.options and "authorization" in draft.headers:
-        raise NotExpressible("it has both credentials and a header Authorization")
 
 
 def _add_tls_and_proxy(found: HttpCommand, draft: RequestDraft) -> None:
