@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from timebell.targets.handler import Arrived
 
 
+QUEUE_AHEAD_SECONDS = 0.1
+"""Calls are accepted ahead if a process is expected to be free within this time: it need not wait for their claim."""
+
+
 def available_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -37,6 +41,10 @@ class ProcessDied(Exception):
         attach_description(self, code="PROCESS_DIED", error=message, traceback=None)
 
 
+class ProcessStarted(NotStarted):
+    """No process was idle, so one was started, which the call may use now."""
+
+
 class ProcessPool:
     """Runs calls in as many worker processes as there are cores; a process that a call needs starts at that time.
 
@@ -48,7 +56,7 @@ class ProcessPool:
         self._monotonic = monotonic
         self._modules = modules
         """Imported by each process before its first call."""
-        self._threads = ThreadPool(available_cores(), monotonic)
+        self._threads = ThreadPool(available_cores(), monotonic, QUEUE_AHEAD_SECONDS)
         self._idle: list[_Process] = []
         self._lock = Lock()
         """Protects the assignment of processes to calls, and the next two fields."""
@@ -66,6 +74,11 @@ class ProcessPool:
         the lease of the attempt has expired, and ProcessDied.
         """
         call = _Call(path, event)
+        while True:
+            with suppress(ProcessStarted):
+                return await self._run_in_thread(call)
+
+    async def _run_in_thread(self, call: _Call) -> Any:
         running = self._threads.call(partial(self._run, call))
         try:
             return await asyncio.shield(running)  # the thread ends when it notices that the process has
@@ -90,11 +103,14 @@ class ProcessPool:
 
     def _run(self, call: _Call) -> Any:
         """Run a call in this thread, until its process has finished it or has ended."""
-        process = self._take_process()
+        process = self._take_idle_process()
+        if process is None:  # a call of its own, whose duration says nothing about the duration of handlers
+            self._idle.append(self._start_process())
+            raise ProcessStarted
         with self._lock:
             handle = call.event._attempt
             lease_expired = handle is not None and self._monotonic() >= handle.lease_until
-            if call.is_cancelled or lease_expired:  # while it waited, or while the process started
+            if call.is_cancelled or lease_expired:  # while it waited
                 self._idle.append(process)
                 raise NotStarted
             call.process = process
@@ -108,18 +124,15 @@ class ProcessPool:
             if process.is_killed:
                 self._discard(process)
 
-    def _take_process(self) -> _Process:
-        """Return an idle process, or a new one that is ready."""
-        while True:
-            try:
-                process = self._idle.pop()
-            except IndexError:
-                return self._start_process()
-            if process.is_alive():
-                return process
-            self._discard(process)
+    def _take_idle_process(self) -> _Process | None:
+        with suppress(IndexError):
+            while not (process := self._idle.pop()).is_alive():
+                self._discard(process)
+            return process
+        return None
 
     def _start_process(self) -> _Process:
+        """Return a new process that is ready."""
         try:
             process = _Process()
         except OSError as error:  # for example, out of memory or processes
