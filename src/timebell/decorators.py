@@ -20,7 +20,7 @@ from timebell.facade import FacadeMixin
 from timebell.model.limits import Limits
 from timebell.model.policy import Retry, parse_seconds
 from timebell.recurrence import Cron, Every, RRule, Spec, parse_cron
-from timebell.targets.handler import Arrived, Handler, Handlers, Middleware, check_pattern, is_redefinition
+from timebell.targets.handler import Arrived, Executor, Handler, Handlers, Middleware, check_pattern, is_redefinition
 from timebell.targets.payloads import Upgrade
 from timebell.targets.signatures import payload_type_of
 
@@ -88,14 +88,16 @@ class DecoratorMixin(FacadeMixin):
         queue: str | None = None,
         priority: int | None = None,
         expires_after: Duration | None = None,
+        executor: Executor | None = None,
         handles: bool | None = None,
         version: int = 1,
         upgrade: Mapping[int, Upgrade] | None = None,
     ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]:
         """Register the decorated function for a topic, a prefix (`billing.*`) or all topics (`*`).
 
-        The function takes an `Arrived`; async functions run on the event loop, others in threads. It becomes a handler
-        object: called like the function, and with methods that create its jobs, such as `remind.schedule_at(...)`.
+        The function takes an `Arrived`; async functions run on the event loop, others in threads, or with
+        `executor="process"` in worker processes, which import its module. It becomes a handler object: called like the
+        function, and with methods that create its jobs, such as `remind.schedule_at(...)`.
         `retry` and `timeout` (a duration; numbers are seconds) are the defaults of jobs without their own. So are
         `queue`, `priority` and `expires_after`, but those are decided when a job or schedule is created, so the program
         that creates it must define the handler. `handles` is
@@ -118,9 +120,17 @@ class DecoratorMixin(FacadeMixin):
             if isinstance(function, BoundHandler):  # decorated twice: each topic has an object of its own
                 function = function.__wrapped__
             payload_type = payload_type_of(function, version, upgrade)
-            self._handlers.add(
-                Handler(topic, function, handler_retry, timeout_seconds, handles_topic, payload_type, *new_job_defaults)
+            handler = Handler(
+                topic,
+                function,
+                handler_retry,
+                timeout_seconds,
+                handles_topic,
+                payload_type,
+                *new_job_defaults,
+                executor,
             )
+            self._handlers.add(handler)
             return BoundHandler(cast("Timebell", self), topic, function)
 
         return register
@@ -128,17 +138,17 @@ class DecoratorMixin(FacadeMixin):
     @overload
     def schedule(
         self, name: str, *, cron: str | Cron, topic: str | None = None, payload: Any = None,
-        **options: Unpack[ScheduleOptions],
+        executor: Executor | None = None, **options: Unpack[ScheduleOptions],
     ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]: ...  # fmt: skip
     @overload
     def schedule(
         self, name: str, *, every: Duration | Every, topic: str | None = None, payload: Any = None,
-        **options: Unpack[ScheduleOptions],
+        executor: Executor | None = None, **options: Unpack[ScheduleOptions],
     ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]: ...  # fmt: skip
     @overload
     def schedule(
         self, name: str, *, rrule: str | RRule, topic: str | None = None, payload: Any = None,
-        **options: Unpack[ScheduleOptions],
+        executor: Executor | None = None, **options: Unpack[ScheduleOptions],
     ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]: ...  # fmt: skip
     def schedule(
         self,
@@ -149,13 +159,14 @@ class DecoratorMixin(FacadeMixin):
         rrule: str | RRule | None = None,
         topic: str | None = None,
         payload: Any = None,
+        executor: Executor | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]]:
         """Define a schedule in code; it is written when the engine starts, if the code changed since.
 
         The decorated function handles its topic (by default the schedule's name). Exactly one of `cron`, `every` (a
-        duration; numbers are seconds) and `rrule` is specified. Other options are those of `schedule_repeat`. Raises
-        InvalidInput.
+        duration; numbers are seconds) and `rrule` is specified. `executor` is that of `on`; other options are those of
+        `schedule_repeat`. Raises InvalidInput.
         """
         if sum(value is not None for value in (cron, every, rrule)) != 1:
             raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
@@ -169,7 +180,7 @@ class DecoratorMixin(FacadeMixin):
         schedule_topic = topic or name
         definition = {**options, "payload": payload, "name": name}
         self.schedules.draft(schedule_topic, spec, definition, self.clock.now())  # validates
-        on_topic: Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]] = self.on(schedule_topic)
+        on_topic: Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]] = self.on(schedule_topic, executor=executor)
 
         def register(function: Callable[[Arrived[P]], R]) -> BoundHandler[P, R]:
             handler = on_topic(function)

@@ -38,7 +38,7 @@ def handlers(app: Timebell, reminder: Arrived[Reminder]) -> None:
     async def plain(event: Arrived) -> None:
         assert_type(event.payload, Any)
 
-    @app.on("typed", version=2, upgrade={1: dict})
+    @app.on("typed", version=2, upgrade={1: dict}, executor="process")
     def typed(event: Arrived[Reminder]) -> int:
         assert_type(event.payload, Reminder)
         return event.payload.user_id

@@ -22,6 +22,7 @@ from timebell.observe.watchdog import OVERDUE_GRACE_SECONDS
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
 from timebell.store.cluster import gauges
+from timebell.targets.process_pool import available_cores
 
 log = logging.getLogger("timebell.metrics")
 
@@ -87,7 +88,8 @@ def router(app: Timebell) -> APIRouter:
 def _node_facts(app: Timebell, service: Service) -> NodeFacts:
     options, pools = service.node.options, service.worker.pools
     running = sum(pool.slots - pool.free_slots for pool in pools)
-    free = max(0, options.slots + options.threads - running)
+    cores = available_cores() if pools[2].routes else 0
+    free = max(0, options.slots + options.threads + cores - running)
     return NodeFacts(
         package_version(), tzdata_version(), service.leader.fence is not None,
         round((system_now() - app.clock.now()).total_seconds(), 6), running, free,

@@ -203,7 +203,7 @@ class Heartbeat:
     async def _stop_requested(self, requested: dict[tuple[str, int], Hold], now: float) -> None:
         """Stop attempts of this node on request; after a timeout, complete unresponsive ones of any node.
 
-        A plain function cannot be interrupted: it reads `event.cancelled`.
+        A plain function in a thread cannot be interrupted: it reads `event.cancelled`.
         """
         node = self.node
         self._stop_requested_at = {key: self._stop_requested_at.get(key, now) for key in requested}

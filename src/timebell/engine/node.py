@@ -132,9 +132,9 @@ class Node:
         return DEFAULT_RETRY
 
     def can_cancel(self, attempt: Attempt) -> bool:
-        """True if cancelling the task stops the work; a sync handler continues in its thread."""
+        """True if cancelling the task stops the work; a handler in a thread continues."""
         return not attempt.is_for_handlers or all(
-            handler.is_async for handler in self.handlers.handlers_for(attempt.topic)
+            handler.runs_in != "thread" for handler in self.handlers.handlers_for(attempt.topic)
         )
 
     def timeout_for(self, attempt: Attempt) -> float:

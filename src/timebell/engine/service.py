@@ -27,6 +27,7 @@ from timebell.store.cluster import nodes
 from timebell.store.jobs import claim
 from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.schedules import schedules
+from timebell.targets.process_pool import ProcessPool
 from timebell.targets.thread_pool import ThreadPool
 
 log = logging.getLogger("timebell.engine")
@@ -63,9 +64,13 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run all services while the block runs, then drain and deregister. Raises StoreError if startup fails."""
+        """Run all services while the block runs, then drain and deregister. Raises StoreError if startup fails.
+
+        Raises InvalidInput (INVALID_EXECUTOR) if a worker process would not find the function of a handler.
+        """
         node = self.node
         node.handlers.threads = ThreadPool(node.options.threads, node.clock.monotonic)
+        node.handlers.processes = ProcessPool(node.clock.monotonic, node.handlers.process_modules())
         node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
         await self.heartbeat.start()
@@ -101,6 +106,7 @@ class Service:
                 await self.remote_workers.close()
                 await self._deregister()
                 node.handlers.threads.shutdown()
+                node.handlers.processes.shutdown()
                 node.wakeups.close()
 
     def _on_commit(self, subjects: frozenset[str]) -> None:

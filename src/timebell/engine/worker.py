@@ -33,6 +33,7 @@ from timebell.store.jobs import claim as job_claim
 from timebell.store.jobs import start_on_insert
 from timebell.store.tenancy import tenant_limits
 from timebell.store.tenancy.tenant_limits import AdmittedClaim
+from timebell.targets.process_pool import available_cores
 
 log = logging.getLogger("timebell.worker")
 
@@ -44,7 +45,10 @@ MAX_ATTEMPTS_WITHOUT_SLOT = 2000  # of a pool, that wait for external data befor
 
 @dataclass(slots=True)
 class SlotPool:
-    """Slots for one kind of attempt: on the event loop, or in threads. A claim takes at most `batch_size` jobs."""
+    """Slots for one kind of attempt: on the event loop, in threads, or in processes.
+
+    A claim takes at most `batch_size` jobs.
+    """
 
     routes: Routes
     slots: int
@@ -89,8 +93,9 @@ class Worker:
         self.pools = [
             SlotPool(routes, slots, node.options.batch_size)
             for routes, slots in (
-                (node.handlers.routes(is_async=True) | target_routes, node.options.slots),
-                (node.handlers.routes(is_async=False), node.options.threads),
+                (node.handlers.routes("loop") | target_routes, node.options.slots),
+                (node.handlers.routes("thread"), node.options.threads),
+                (node.handlers.routes("process"), available_cores()),
             )
         ]
         self._active_pools = [pool for pool in self.pools if pool.routes]
@@ -108,7 +113,7 @@ class Worker:
     @property
     def routes(self) -> Routes:
         """All routes this node handles."""
-        return self.pools[0].routes | self.pools[1].routes
+        return self.pools[0].routes | self.pools[1].routes | self.pools[2].routes
 
     @property
     def is_starting(self) -> bool:
@@ -136,8 +141,9 @@ class Worker:
     async def step(self) -> datetime | None:
         """Claim due jobs up to the free slots. Returns when to scan again (None: on the next wake-up)."""
         node = self.node
-        if node.handlers.threads is not None:
-            self._resize(self.pools[1], node.handlers.threads.capacity())
+        for pool, calls in zip(self.pools[1:], (node.handlers.threads, node.handlers.processes), strict=True):
+            if calls is not None and pool.routes:
+                self._resize(pool, calls.capacity())
         free_pools = [pool for pool in self._active_pools if pool.free_slots > 0]
         if node.stopping or not free_pools:
             self._backlogged = True

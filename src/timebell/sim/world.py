@@ -475,8 +475,9 @@ class World:
         self.database.is_down = False
         await asyncio.gather(*(node.task for node in self._all_runs if node.task is not None), *self._start_tasks)
         for node in self._all_runs:
-            if node.app._handlers.threads is not None:
-                node.app._handlers.threads.shutdown()
+            for calls in (node.app._handlers.threads, node.app._handlers.processes):
+                if calls is not None:
+                    calls.shutdown()
         await self.database.close()
 
     def _set_database_down(self, is_down: bool) -> None:

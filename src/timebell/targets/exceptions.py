@@ -12,16 +12,29 @@ MAX_FRAMES = 40
 MAX_TRACEBACK_LENGTH = 8_000
 _CALLERS = {
     str(Path(__file__).parents[1] / name)
-    for name in ("targets/handler.py", "targets/event_loop_watch.py", "engine/fast_path.py")
+    for name in (
+        "targets/handler.py",
+        "targets/event_loop_watch.py",
+        "targets/process_worker.py",
+        "engine/fast_path.py",
+    )
 }
 """The modules that call handlers."""
+_DESCRIPTION = "_timebell_description"
 
 
 def failed_outcome(exc: BaseException, *, retryable: bool) -> Outcome:
     """Return the outcome of a handler that raised `exc`."""
-    outcome = Outcome.failed(type(exc).__name__, _describe(exc), retryable=retryable)
-    outcome.traceback = format_traceback(exc)
+    description = vars(exc).get(_DESCRIPTION)
+    code, error, traceback = description or (type(exc).__name__, _describe(exc), format_traceback(exc))
+    outcome = Outcome.failed(code, error, retryable=retryable)
+    outcome.traceback = traceback
     return outcome
+
+
+def attach_description(exc: BaseException, code: str | None, error: str | None, traceback: str | None) -> None:
+    """Attach code, error and traceback to an exception; they replace its own in `failed_outcome`."""
+    vars(exc)[_DESCRIPTION] = code, error, traceback
 
 
 def format_traceback(exc: BaseException) -> str:

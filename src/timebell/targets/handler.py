@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 from orjson import loads
 
@@ -25,7 +25,9 @@ from timebell.targets import payloads
 from timebell.targets.base import AttemptHandle, Delivery, Outcome, TransactionBlock
 from timebell.targets.event_loop_watch import WatchedCoroutine
 from timebell.targets.exceptions import failed_outcome
+from timebell.targets.function_path import FunctionPath, check_executor
 from timebell.targets.payloads import PayloadType
+from timebell.targets.process_pool import ProcessDied, ProcessPool
 from timebell.targets.thread_pool import NotStarted, ThreadPool
 
 if TYPE_CHECKING:
@@ -127,9 +129,9 @@ class Snooze(Exception):
 
 
 class NoFreeThread(Snooze):
-    """No thread became free for the handler of a claimed job, which becomes pending again."""
+    """No thread or process became free for the handler of a claimed job, which becomes pending again."""
 
-    reason = "No thread became free for the handler in time."
+    reason = "No thread or process became free for the handler in time."
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -154,6 +156,9 @@ class Fail(Exception):
 
 HandlerFunction = Callable[[Arrived], Awaitable[Any] | Any]
 CallNext = Callable[[Arrived], Awaitable[Any]]
+Executor = Literal["process"]
+"""Where a plain function runs instead of in a thread."""
+RunsIn = Literal["loop", "thread", "process"]
 Middleware = Callable[[Arrived, CallNext], Awaitable[Any]]
 """Wraps every handler call: `await call_next(event)` calls the next one or the handler and returns its result."""
 
@@ -172,8 +177,9 @@ class Handler:
     priority: int | None = None
     expires_after: float | None = None
     """`queue`, `priority` and `expires_after` (seconds) are for new jobs without their own."""
-    is_async: bool = field(init=False)
-    """True if it runs on the event loop; sync handlers run in threads."""
+    executor: Executor | None = None
+    runs_in: RunsIn = field(init=False)
+    """Async handlers run on the event loop, sync ones in threads or worker processes."""
 
     def __post_init__(self) -> None:
         if not callable(self.function) or not _accepts_event(self.function):
@@ -186,7 +192,15 @@ class Handler:
                 f"{self.function!r:.100} contains yield, so calling it would not run it.", code="INVALID_HANDLER",
                 fix="Return the result instead. To process items one by one, use a loop inside the handler.",
             )  # fmt: skip
-        object.__setattr__(self, "is_async", _is_async(self.function))
+        if self.executor is not None:
+            check_executor(self.executor, self.function)
+        runs_in = self.executor or ("loop" if _is_async(self.function) else "thread")
+        object.__setattr__(self, "runs_in", runs_in)
+
+    @property
+    def is_async(self) -> bool:
+        """True if it runs on the event loop."""
+        return self.runs_in == "loop"
 
     def matches(self, topic: str) -> bool:
         """True if the pattern matches the topic."""
@@ -236,6 +250,7 @@ class Handlers:
         self.job_defaults = functools.lru_cache(maxsize=10_000)(self._find_job_defaults)
         """Return the defaults of new jobs of a topic (cached)."""
         self.threads: ThreadPool | None = None
+        self.processes: ProcessPool | None = None
         self.monotonic: Callable[[], float] | None = None
         """The node's clock, for detecting blocking handlers."""
 
@@ -258,7 +273,7 @@ class Handlers:
         self.fast_path_handler.cache_clear()
 
     def copy(self) -> Handlers:
-        """Return a copy for another node, which calls sync handlers in its own threads."""
+        """Return a copy for another node, which calls sync handlers in its own threads and processes."""
         copied = Handlers()
         copied._handlers, copied._middleware = list(self._handlers), list(self._middleware)
         return copied
@@ -287,6 +302,8 @@ class Handlers:
         if len(matching) != 1 or self._middleware:
             return None
         handler = matching[0]
+        if handler.runs_in == "process":
+            return None
         code = getattr(handler.function, "__code__", None)
         # Callable objects and wrappers with an async function inside may not be coroutine functions.
         if handler.is_async and (code is None or not code.co_flags & inspect.CO_COROUTINE):
@@ -295,9 +312,17 @@ class Handlers:
             handler.function, handler.timeout, handler.payload, handler.retry, handler.is_async, handler.is_async
         )
 
-    def routes(self, *, is_async: bool) -> Routes:
-        """Return the routes of the async or of the sync handlers."""
-        handlers = [handler for handler in self._handlers if handler.handles and handler.is_async is is_async]
+    def process_modules(self) -> list[str]:
+        """Return the modules of the functions that run in processes.
+
+        Raises InvalidInput (INVALID_EXECUTOR) if a process would not find one of them.
+        """
+        functions = [handler.function for handler in self._handlers if handler.runs_in == "process"]
+        return sorted({FunctionPath.of(function).module for function in functions})
+
+    def routes(self, runs_in: RunsIn) -> Routes:
+        """Return the routes of the handlers that run there."""
+        handlers = [handler for handler in self._handlers if handler.handles and handler.runs_in == runs_in]
         patterns = [handler.pattern for handler in handlers]
         return Routes(
             frozenset(pattern for pattern in patterns if not pattern.endswith("*")),
@@ -373,8 +398,10 @@ class Handlers:
         return call
 
     async def _call(self, handler: Handler, event: Arrived) -> Any:
-        if not handler.is_async:
+        if handler.runs_in == "thread":
             return await self.call_in_thread(handler.function, event)
+        if handler.runs_in == "process":
+            return await self._call_in_process(handler.function, event)
         returned = handler.function(event)
         return await returned if inspect.isawaitable(returned) else returned
 
@@ -382,10 +409,17 @@ class Handlers:
         """Call a plain function in a thread. Raises Snooze if the call could not start in time."""
         assert self.threads is not None
         try:
-            returned = await self.threads.call(functools.partial(_call_sync, function, event, self.monotonic))
+            returned = await self.threads.call(functools.partial(call_sync, function, event, self.monotonic))
         except NotStarted:
             raise NoFreeThread from None
         return await returned if returned is not None and inspect.isawaitable(returned) else returned
+
+    async def _call_in_process(self, function: HandlerFunction, event: Arrived) -> Any:
+        assert self.processes is not None
+        try:
+            return await self.processes.call(FunctionPath.of(function), event)
+        except NotStarted:
+            raise NoFreeThread from None
 
     async def close(self) -> None:
         """Do nothing: handlers hold no resources."""
@@ -421,7 +455,8 @@ def build_event(
 
 def _failure_of(error: BaseException, retry: Retry | None) -> Outcome:
     """Return the outcome of an attempt whose handler, with this retry policy, raised an exception."""
-    retryable = not isinstance(error, Fail) and (retry is None or retry.is_retryable(error))
+    is_retryable = retry is None or isinstance(error, ProcessDied) or retry.is_retryable(error)
+    retryable = not isinstance(error, Fail) and is_retryable
     return failed_outcome(error, retryable=retryable)
 
 
@@ -522,7 +557,7 @@ def check_topic(topic: str) -> str:
     return topic
 
 
-def _call_sync(function: HandlerFunction, event: Arrived, monotonic: Callable[[], float] | None) -> Any:
+def call_sync(function: HandlerFunction, event: Arrived, monotonic: Callable[[], float] | None) -> Any:
     """Call a sync handler. A StopIteration, which a future cannot carry, becomes a RuntimeError.
 
     Raises NotStarted if its lease has expired meanwhile, so that another node may run the job: this node may have been

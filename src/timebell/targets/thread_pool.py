@@ -33,8 +33,11 @@ class ThreadPool:
     loop reacts are delivered at once.
     """
 
-    def __init__(self, max_threads: int, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, max_threads: int, monotonic: Callable[[], float], queue_ahead: float = QUEUE_AHEAD_SECONDS
+    ) -> None:
         self._max_threads = max_threads
+        self._queue_ahead = queue_ahead
         self._monotonic = monotonic
         self._executor = ThreadPoolExecutor(max_threads, thread_name_prefix="timebell")
         self._loop = asyncio.get_running_loop()
@@ -56,7 +59,7 @@ class ThreadPool:
         A thread that still runs an abandoned call, such as one that exceeded its timeout, accepts none.
         """
         threads = self._max_threads - sum(call.future.cancelled() for call in tuple(self._running))
-        ahead = int(threads * QUEUE_AHEAD_SECONDS / max(self._slowest, 1e-6))
+        ahead = int(threads * self._queue_ahead / max(self._slowest, 1e-6))
         return threads + min(ahead, MAX_QUEUED_AHEAD)
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -118,7 +121,8 @@ class ThreadPool:
         self._is_collecting = False  # before the results are read: later ones cause another call
         while self._finished:
             call = self._finished.popleft()
-            self._slowest = max(call.seconds, self._slowest * SLOWEST_CALL_DECAY if self._slowest < inf else 0.0)
+            if not isinstance(call.error, NotStarted):
+                self._slowest = max(call.seconds, self._slowest * SLOWEST_CALL_DECAY if self._slowest < inf else 0.0)
             call.deliver_result()
 
     def _return_waiting(self) -> None:
