@@ -8,6 +8,9 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 # Generated requests per operation in `make fuzz`.
 EXAMPLES ?= 10
+# What `make test-quick` runs. The files that it leaves out take half of the CPU time, or need their tests with a server.
+QUICK := tests/unit tests/testing tests/conformance tests/docs/test_pages.py --ignore-glob='*_oracle.py' $(addprefix --ignore=tests/, \
+	unit/test_mutate.py unit/cli/test_doctor.py unit/recurrence/test_recurrence_properties.py conformance/test_query_plans.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Separate distributions of this repository, which the tests and the benchmarks use.
 PACKAGES := packages/timebell-celery packages/timebell-fcm-emulator packages/timebell-torture
@@ -16,7 +19,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all mutate fuzz screens check format openapi docs pictures bench measure figures sbom release lock clean
+.PHONY: help run test test-quick test-all coverage mutate fuzz screens check audit format openapi docs pictures bench measure figures sbom release lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,9 +51,18 @@ run: $(VENV)/.run ## install into .venv and start the demo: real jobs within sec
 test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, and run them
 	$(BIN)/python -m pytest $(BESIDE) $(if $(SLOW_TENTH),--slow-tenth $(SLOW_TENTH))
 
+test-quick: $(VENV)/.dev ## the quick tests of pure code, the command line and the store: on SQLite, without servers
+	$(BIN)/python -m pytest $(BESIDE) --without-servers $(QUICK)
+
 test-all: $(VENV)/.dev ## also the soaks, full sweeps, ten-million-row tables and all mutants
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
 	$(MAKE) mutate
+
+coverage: $(VENV)/.dev ## lines and branches that tests execute, least covered modules first (COVERAGE=tests/unit: by these tests)
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest $(BESIDE) $(COVERAGE)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=cover | sed -n '1,42p;$$p'
 
 mutate: $(VENV)/.dev ## seed small bugs and report those that no test detects (MUTATE="--budget 600 --seed x": some of them)
 	$(BIN)/python -m scripts.mutate $(MUTATE)
@@ -74,6 +86,15 @@ check: $(VENV)/.dev ## format, lint, types, import directions, language, license
 	$(BIN)/python scripts/style.py
 	$(BIN)/python -m scripts.licenses
 	@echo "check: all fine"
+
+$(VENV)/audit/.installed: requirements/audit.txt | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r $<
+	@touch $@
+
+# Not part of `make check`, which needs no network.
+audit: $(VENV)/audit/.installed ## known vulnerabilities of the pinned packages; needs access to pypi.org
+	for lock in run dev bench; do $(VENV)/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/$$lock.txt || exit 1; done
 
 format: $(VENV)/.dev ## put the code into shape
 	$(BIN)/ruff format .
@@ -108,6 +129,7 @@ lock: $(VENV)/.dev ## pin the newest versions, with hashes
 	$(UV_COMPILE) --upgrade -o requirements/run.txt
 	$(UV_COMPILE) requirements/dev.in -c requirements/run.txt -o requirements/dev.txt
 	$(UV_COMPILE) requirements/bench.in -c requirements/run.txt -o requirements/bench.txt
+	$(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet requirements/audit.in -o requirements/audit.txt
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

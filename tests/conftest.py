@@ -27,12 +27,16 @@ SLOW_FILES = (
     "test_snippets.py", "test_serve.py", "test_address_ssrf.py",
 )  # fmt: skip
 
+# Fixtures that start a server, or programs in processes of their own.
+SERVER_FIXTURES = {"postgres", "mariadb", "start"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which each CI run executes other slow tests."""
+    """Add the options that select tests."""
     parser.addoption(
         "--slow-tenth", metavar="SEED", help="also run a tenth of the slow tests, chosen by SEED; soaks are left out"
     )
+    parser.addoption("--without-servers", action="store_true", help="leave out the tests that start a server")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,12 +50,23 @@ def is_in_tenth(name: str, seed: str) -> bool:
     return zlib.crc32(f"{seed} {name}".encode()) % 10 == 0
 
 
+def uses_server(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture that starts a server, also one that its parameters name."""
+    given = getattr(item, "callspec", None)
+    parameters = given.params.values() if given is not None else ()
+    names = {*getattr(item, "fixturenames", ()), *(value for value in parameters if isinstance(value, str))}
+    return not SERVER_FIXTURES.isdisjoint(names)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Remove slow tests outside the requested tenth; sort tests of SLOW_FILES first and keep the order of the rest."""
+    """Remove the tests that the options exclude; sort those of SLOW_FILES first and keep the order of the rest."""
+    omitted = set()
     if seed := config.getoption("--slow-tenth"):
-        omitted = {item for item in items if "slow" in item.keywords and not is_in_tenth(item.nodeid, seed)}
-        config.hook.pytest_deselected(items=list(omitted))
-        items[:] = [item for item in items if item not in omitted]
+        omitted |= {item for item in items if "slow" in item.keywords and not is_in_tenth(item.nodeid, seed)}
+    if config.getoption("--without-servers"):
+        omitted |= {item for item in items if uses_server(item)}
+    config.hook.pytest_deselected(items=list(omitted))
+    items[:] = [item for item in items if item not in omitted]
     items.sort(
         key=lambda item: next((at for at, part in enumerate(SLOW_FILES) if part in item.path.parts), len(SLOW_FILES))
     )

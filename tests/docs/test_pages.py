@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from enum import StrEnum
@@ -16,6 +17,8 @@ import pytest
 import timebell
 from timebell import JobSpec, Timebell, settings
 from timebell.api import v1
+from timebell.api.problems import BAD_REQUEST_CODES, STATUS_BY_ERROR
+from timebell.errors import NotFound, TimebellError
 from timebell.features import FEATURES
 from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
@@ -99,18 +102,47 @@ def test_glossary_lists_the_values_of_enums(heading: str, enum: type[StrEnum]) -
 def test_errors_page_lists_exactly_the_codes_of_the_source() -> None:
     documented = [word for row in rows(REFERENCE / "errors.md") for word in code_words(row[0])]
     assert len(documented) == len(set(documented)), "a code is listed twice"
-    assert set(documented) == set(codes())
+    assert set(documented) == {code for code, _ in codes()}
 
 
-def codes() -> Iterator[str]:
-    """Yield every code in the source: of errors, and of failed attempts."""
+def test_errors_page_has_the_status_of_the_class_of_each_error() -> None:
+    statuses = defaultdict(set)
+    classes = {kind.__name__: kind for kind in subclasses(TimebellError)} | {"not_found": NotFound}
+    for code, raised in codes():
+        if kind := classes.get(raised):
+            by_class = next((status for parent, status in STATUS_BY_ERROR if issubclass(kind, parent)), 500)
+            statuses[code].add(400 if code in BAD_REQUEST_CODES else by_class)
+    documented = {
+        word: int(row[1]) for row in rows(REFERENCE / "errors.md") if row[1].isdigit() for word in code_words(row[0])
+    }
+    wrong = {code: status for code, status in documented.items() if code in statuses and status not in statuses[code]}
+    assert not wrong
+    assert len(documented.keys() & statuses.keys()) > 200
+
+
+def test_each_table_of_the_errors_page_is_sorted() -> None:
+    for heading in re.findall(r"^## (.+)$", (REFERENCE / "errors.md").read_text(), re.MULTILINE):
+        listed = [code_words(row[0]) for row in rows(REFERENCE / "errors.md", heading)]
+        assert listed == sorted(listed) or heading == "On a failed attempt", heading
+
+
+def subclasses(kind: type[TimebellError]) -> Iterator[type[TimebellError]]:
+    """Yield an error class and everything derived from it."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from subclasses(derived)
+
+
+def codes() -> Iterator[tuple[str, str]]:
+    """Yield every code in the source with the function or class that has it: of errors, and of failed attempts."""
     for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "packages").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                yield from _codes_of_call(node)
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                yield from ((code, called) for code in _codes_of_call(node, called))
             elif isinstance(node, ast.ClassDef):
                 yield from (
-                    str(inner.value.value)
+                    (str(inner.value.value), node.name)
                     for inner in node.body
                     if isinstance(inner, ast.Assign | ast.AnnAssign)
                     and ast.unparse(inner.targets[0] if isinstance(inner, ast.Assign) else inner.target) == "code"
@@ -119,14 +151,13 @@ def codes() -> Iterator[str]:
                 )
 
 
-def _codes_of_call(node: ast.Call) -> Iterator[str]:
+def _codes_of_call(node: ast.Call, called: str) -> Iterator[str]:
     for keyword in node.keywords:
         if keyword.arg == "code":
             if isinstance(keyword.value, ast.JoinedStr):
                 yield from (f"INVALID_{name.upper()}" for names in CHECKED_FIELDS.values() for name in names)
             else:
                 yield from _texts(keyword.value)
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if called in ("failed", "_invalid", "complete_after_failure", "NotReady", "problem_response"):
         for argument in node.args:
             yield from _texts(argument)

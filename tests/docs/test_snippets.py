@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -171,6 +172,8 @@ class Session:
         finally:
             for command in commands:
                 command.kill()
+            for command in commands:
+                command.join()
 
     def enter_example(self, path: str) -> None:
         """Work in a copy of an example from now on; its programs use free ports."""
@@ -237,7 +240,7 @@ class Command:
             text=True,
             start_new_session=True,
         )
-        self.listener = threading.Thread(target=self._listen)
+        self.listener = threading.Thread(target=self._listen, daemon=True)  # never keeps the test process alive
         self.listener.start()
 
     def _listen(self) -> None:
@@ -255,22 +258,33 @@ class Command:
         missing = missing_lines(self.expected_lines, self.output)
         assert not missing, f"missing: {' '.join(missing[0])!r} in {self}"
         if not self.endless:
-            code = self.process.wait(OUTPUT_TIMEOUT_SECONDS)
+            code = self._exit_code()
             assert code == self.expected, f"exit code {code} instead of {self.expected} in {self}"
+
+    def _exit_code(self) -> int:
+        try:
+            return self.process.wait(OUTPUT_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {OUTPUT_TIMEOUT_SECONDS} s: {self}") from None
 
     def end(self) -> None:
         """Shut down an endless command with SIGTERM."""
         if self.endless:
             assert self.process.poll() is None, f"it ended by itself: {self}"
             os.killpg(self.process.pid, signal.SIGTERM)
-            code = self.process.wait(OUTPUT_TIMEOUT_SECONDS)
+            code = self._exit_code()
             assert code == 0 or (code == -signal.SIGTERM and "uvicorn" in self.where), f"it did not drain: {self}"
 
     def kill(self) -> None:
-        if self.process.poll() is None:
+        """End the command, and everything that it started."""
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.wait()
+
+    def join(self) -> None:
+        """Wait for the end of the output, for which nothing may have it open any more."""
         self.listener.join(OUTPUT_TIMEOUT_SECONDS)
+        assert not self.listener.is_alive(), f"a process that it started outside of its group still runs: {self}"
 
     def __str__(self) -> str:
         return f"{self.where}\n{''.join(self.output)}"

@@ -1,8 +1,12 @@
-"""The slow tests that a CI run executes: a tenth, another one for each commit."""
+"""The selection of tests: a tenth of the slow ones for each commit, and those that start no server."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from tests.conftest import is_in_tenth
+from tests.docs.pages import ROOT
 
 NAMES = [f"tests/test_module.py::test_case[{number}]" for number in range(5000)]
 
@@ -20,3 +24,13 @@ def test_the_choice_depends_only_on_the_seed_and_the_name() -> None:
 
 def test_two_hundred_commits_leave_out_no_test() -> None:
     assert all(any(is_in_tenth(name, f"commit {number}") for number in range(200)) for name in NAMES)
+
+
+def test_without_servers_leaves_only_sqlite_of_the_conformance_tests() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    listed = subprocess.check_output(
+        [*command, "--without-servers", "tests/conformance/test_schema.py"], cwd=ROOT, text=True
+    )
+    assert "[sqlite]" in listed
+    assert "postgres" not in listed
+    assert "mariadb" not in listed
