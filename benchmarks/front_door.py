@@ -214,6 +214,8 @@ def main() -> None:
                 used, began = cpu_seconds(node.pid), time.perf_counter()
                 latencies, statuses = asyncio.run(measure(base, ours, seconds))
                 cpu = (cpu_seconds(node.pid) - used) / (time.perf_counter() - began)
+                if attacks and not attacker.is_alive():
+                    raise SystemExit(f"The attack {name!r} ended with an error before the measurement did.")
                 attacker.kill()
                 attacker.join()
                 p99 = sorted(latencies)[int(len(latencies) * 0.99)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from timebell.api import admission
-from timebell.api.admission import ArrivingBodies, BodyTooLarge, ClientGone, FairSlots, TooBusy, hold_for_each
+from timebell.api.admission import ArrivingBodies, BodyTooLarge, ClientGone, FairSlots, TooBusy, Turns, hold_for_each
 
 
 async def _settle() -> None:
@@ -174,3 +174,21 @@ async def test_a_streamed_response_holds_a_slot_only_while_a_chunk_is_produced()
 async def _take_at_once(slots: FairSlots) -> None:
     async with asyncio.timeout(0.01), slots.hold("b"):
         pass
+
+
+async def test_requests_of_one_client_begin_one_per_pass_of_the_loop() -> None:
+    turns, begun = Turns(), []
+
+    async def begin(owner: str, number: int) -> None:
+        await turns.take(owner)
+        begun.append((owner, number))
+
+    burst = [asyncio.create_task(begin("busy", number)) for number in range(50)]
+    await asyncio.sleep(0)
+    burst[1].cancel()
+    other = asyncio.create_task(begin("other", 0))
+    await asyncio.gather(*burst, other, return_exceptions=True)
+    assert begun[0] == ("busy", 0)
+    assert begun.index(("other", 0)) <= 3
+    assert [number for owner, number in begun if owner == "busy"] == [0, *range(2, 50)]
+    await asyncio.wait_for(turns.take("busy"), 5)  # nothing is left of the burst

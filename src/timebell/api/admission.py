@@ -109,6 +109,41 @@ async def hold_for_each(slots: FairSlots, owner: Hashable, chunks: AsyncIterable
         yield chunk
 
 
+class Turns:
+    """Order in which requests begin: in each pass of the event loop, one of each owner (a client network).
+
+    A client that sends hundreds of requests at the same time would otherwise occupy the loop until all of them are
+    authenticated, and the requests of others would wait.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    async def take(self, owner: Hashable) -> None:
+        """Return when the next request of an owner may begin: at once if it is its first one in this pass."""
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting.get(owner)
+        if waiting is not None:
+            turn = loop.create_future()
+            waiting.append(turn)
+            await turn
+            return
+        if not self._waiting:
+            loop.call_soon(self._begin_pass)
+        self._waiting[owner] = deque()
+
+    def _begin_pass(self) -> None:
+        for owner, waiting in list(self._waiting.items()):
+            while waiting and waiting[0].done():  # cancelled
+                waiting.popleft()
+            if waiting:
+                waiting.popleft().set_result(None)
+            else:
+                del self._waiting[owner]
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin_pass)
+
+
 class FairSlots:
     """A number of slots, of which one tenant holds at most `per_owner`.
 
@@ -205,6 +240,7 @@ class Capacity:
     """The pools of one HTTP server. Slow work has pools of its own, so that it does not delay other requests."""
 
     def __init__(self) -> None:
+        self.turns = Turns()
         self.bodies = ArrivingBodies()
         self.changes = FairSlots(MAX_CONCURRENT_CHANGES, MAX_CONCURRENT_CHANGES - 2)
         self.reads = FairSlots(MAX_CONCURRENT_READS, MAX_CONCURRENT_READS - 2)

@@ -27,7 +27,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
-from timebell.api.admission import ArrivingBodies, BodyTooLarge, ClientGone, hold_for_each, wait_for_disconnect
+from timebell.api.admission import BodyTooLarge, Capacity, ClientGone, hold_for_each, wait_for_disconnect
 from timebell.api.authentication import Authenticator, Caller
 from timebell.api.client_address import client_network
 from timebell.api.if_match import matches
@@ -156,7 +156,7 @@ class ApiRoute(APIRoute):
             )
             _check_parameters(request, parameters)
             if not streams:
-                await _read_body(request, authenticator.capacity.bodies, caller)
+                await _read_body(request, authenticator.capacity, caller)
             try:
                 if action is not None and not streams:
                     await self.check_outside_transaction(request, context)
@@ -404,7 +404,7 @@ class ReportTooSlow(TimebellError):
     code = "REPORT_TOO_SLOW"
 
 
-async def _read_body(request: Request, bodies: ArrivingBodies, caller: Caller) -> None:
+async def _read_body(request: Request, capacity: Capacity, caller: Caller) -> None:
     """Read and parse the body. Raises BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, InvalidInput."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
@@ -413,14 +413,17 @@ async def _read_body(request: Request, bodies: ArrivingBodies, caller: Caller) -
         raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
     is_small = length.isdigit() and int(length) <= SMALL_BODY_BYTES
     seconds = SMALL_BODY_TIMEOUT_SECONDS if is_small else BODY_TIMEOUT_SECONDS
-    owners = client_network(caller.address), ("tenant", caller.tenant_id)
+    network = client_network(caller.address)
     try:
-        body = await bodies.read(request.stream(), seconds, MAX_BODY_BYTES, *owners)
+        body = await capacity.bodies.read(
+            request.stream(), seconds, MAX_BODY_BYTES, network, ("tenant", caller.tenant_id)
+        )
     except ClientDisconnect:
         raise BodyTooSlow(
             "The client disconnected before sending the whole body.", fix="Send the request again."
         ) from None
     except TimeoutError:
+        await capacity.turns.take(network)  # a client that sent many of them receives many responses now
         raise BodyTooSlow(
             f"The body did not arrive within {seconds:g} s, or newer ones of this client displaced it.",
             fix="Send the request again, and its body at once.",

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from timebell import tracing
 from timebell.api.authentication import Authenticator
-from timebell.api.client_address import TrustedProxies, has_forwarded_header
+from timebell.api.client_address import TrustedProxies, client_network, has_forwarded_header
 from timebell.api.connections import (
     HEAD_TOO_LARGE,
     MAX_HEAD_BYTES,
@@ -118,6 +118,8 @@ class HttpApp:
                 await refused(scope, receive, with_headers)
                 return
             self._find_client(scope)
+            if (client := scope.get("client")) is not None:
+                await self.authenticator.capacity.turns.take(client_network(client[0]))
         with tracing.incoming_trace(scope.get("headers", ())):
             await self._route(scope, receive, with_headers)
 
