@@ -39,7 +39,7 @@ def test_creating_an_app_loads_neither_the_engine_nor_unused_drivers(environment
     unwanted = {
         "alembic", "asyncpg", "fastapi", "psycopg", "pydantic", "pymysql", "sqlalchemy.dialects.mysql",
         "sqlalchemy.dialects.postgresql", "sqlalchemy.ext.asyncio", "sqlalchemy.orm",
-        "timebell.engine.node", "timebell.observe.metrics", "timebell.store.audit.audit",
+        "timebell.engine.node", "timebell.model.operation", "timebell.observe.metrics", "timebell.store.audit.audit",
         "timebell.store.cluster.nodes", "timebell.store.dialects.mariadb.store",
         "timebell.store.dialects.postgres.store", "timebell.targets.brokers.broker", "timebell.tenancy.keys",
     }  # fmt: skip

@@ -13,7 +13,8 @@ from timebell.model.job import NewJob
 from timebell.model.operation import STALL_TIMEOUT, Operation, OperationKind, OperationState, StepResult, allowance
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
-from timebell.store.jobs import dead_letters, repository
+from timebell.store.cluster.operation_steps import cancel_step, discard_step, retry_step
+from timebell.store.jobs import repository
 from timebell.store.jobs.bind_targets import find_unbound, target_not_found
 from timebell.store.schema import operations
 from timebell.store.transaction import OPERATIONS, Transaction
@@ -24,9 +25,9 @@ MAX_ERRORS_BYTES = 256 * 1024
 Step = Callable[[Transaction, Operation, int, datetime], StepResult]
 """A step of an operation: (transaction, operation, maximum number of items, now) -> its result."""
 STEPS: Mapping[OperationKind, Step] = {
-    OperationKind.RETRY: dead_letters.retry_step,
-    OperationKind.DISCARD: dead_letters.discard_step,
-    OperationKind.CANCEL: repository.cancel_step,
+    OperationKind.RETRY: retry_step,
+    OperationKind.DISCARD: discard_step,
+    OperationKind.CANCEL: cancel_step,
 }
 
 

@@ -15,7 +15,6 @@ from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, sele
 from timebell.errors import Conflict
 from timebell.model.attempts import mark_retried
 from timebell.model.job import Hold, Job, JobState, Kind, NewJob
-from timebell.model.operation import Operation, StepResult
 from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import COMPLETE_UNHANDLED, route_for
@@ -57,7 +56,7 @@ def retry(
     _check_key(tx, row)
     hold = _serial_hold(tx, row)
     tx.execute(delete(finished).where(same))
-    tx.execute(insert(jobs).values(**_pending_row(row, hold, now, actor)))
+    tx.execute(insert(jobs).values(**pending_row(row, hold, now, actor)))
     if hold is not None:
         mark_serial(tx, [row.schedule_id])
     tx.notify(JOBS)
@@ -147,7 +146,7 @@ def _serial_hold(tx: Transaction, row: Row[Any]) -> Hold | None:
     return Hold.OVERLAP if tx.execute(blocking).scalar_one() else None
 
 
-def _pending_row(row: Row[Any], hold: Hold | None, now: datetime, actor: str | None) -> dict[str, Any]:
+def pending_row(row: Row[Any], hold: Hold | None, now: datetime, actor: str | None) -> dict[str, Any]:
     """Return the row in `jobs` of a finished job that is retried."""
     return {name: getattr(row, name) for name in _LIVE_COLUMNS} | {
         "state": JobState.PENDING.value, "run_at": now, "attempts_used": 0, "node_id": None, "started_at": None,
@@ -252,55 +251,3 @@ def list_groups(
         latest = repository.job_from_row(tx.execute(newest.limit(1)).one())
         groups.append(DeadLetterGroup(values, row.group_size, latest))
     return groups
-
-
-def retry_step(tx: Transaction, operation: Operation, limit: int, now: datetime) -> StepResult:
-    """Retry the next dead letters of an operation, oldest first.
-
-    Dead letters that failed after the start of the operation are not included.
-    """
-    rows = _next_batch(tx, operation, limit)
-    simple = [row for row in rows if row.key is None and not row.serial]
-    if simple:
-        tx.execute(delete(finished).where(finished.c.id.in_([row.id for row in simple]), IS_DEAD_LETTER))
-        tx.execute(insert(jobs), [_pending_row(row, None, now, operation.created_by) for row in simple])
-        tx.notify(JOBS)
-    done, errors = len(simple), []
-    for row in rows:
-        if row.key is None and not row.serial:
-            continue
-        try:
-            retry(tx, operation.tenant_id, row.id, now, operation.created_by)
-            done += 1
-        except Conflict as error:
-            errors.append({"jobId": row.id, "code": error.code, "detail": error.message})
-    return StepResult(
-        done,
-        len(errors),
-        0,
-        encode_time_cursor(rows[-1].finished_at, rows[-1].id) if len(rows) == limit else None,
-        tuple(errors),
-    )
-
-
-def discard_step(tx: Transaction, operation: Operation, limit: int, now: datetime) -> StepResult:
-    """Discard the next dead letters of an operation, oldest first."""
-    rows = _next_batch(tx, operation, limit)
-    if rows:
-        tx.execute(
-            update(finished).where(finished.c.id.in_([row.id for row in rows]), IS_DEAD_LETTER).values(reason=DISCARDED)
-        )
-    return StepResult(
-        len(rows), 0, 0, encode_time_cursor(rows[-1].finished_at, rows[-1].id) if len(rows) == limit else None
-    )
-
-
-def _next_batch(tx: Transaction, operation: Operation, limit: int) -> list[Row[Any]]:
-    filters = DeadLetterFilter.from_json(operation.spec["which"])
-    query = select(finished).where(filters.where(operation.tenant_id), finished.c.finished_at <= operation.created_at)
-    if operation.cursor is not None:
-        at, id_ = decode_time_cursor(operation.cursor)
-        later = and_(finished.c.finished_at == at, finished.c.id > id_)
-        query = query.where(finished.c.finished_at >= at, or_(finished.c.finished_at > at, later))
-    query = query.order_by(finished.c.finished_at, finished.c.id).limit(limit).with_for_update()
-    return list(tx.execute(query).all())

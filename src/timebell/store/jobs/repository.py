@@ -12,7 +12,6 @@ from sqlalchemy import ColumnElement, Row, Select, and_, func, select, tuple_, u
 from timebell.errors import Conflict
 from timebell.model.attempts import last_progress
 from timebell.model.job import FINISHED, LIVE, CancelOutcome, Completion, Hold, Job, JobState, Kind, NewJob, UniformJobs
-from timebell.model.operation import Operation, StepResult
 from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.store.jobs.bind_targets import bind_jobs
@@ -242,16 +241,6 @@ def cancel_matching(
     if running:
         tx.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_requested=True))
     return BulkCancelResult(len(pending), len(running)), ids[-1] if len(ids) == limit else None
-
-
-def cancel_step(tx: Transaction, operation: Operation, limit: int, now: datetime) -> StepResult:
-    """Cancel the next jobs of an operation; jobs created after its start are not included.
-
-    Jobs prevented from starting count as done, jobs in flight as skipped.
-    """
-    equal = {**operation.spec["equal"], "tenant_id": operation.tenant_id}
-    swept, after = cancel_matching(tx, equal, now, operation.cursor, limit, before=operation.id)
-    return StepResult(swept.prevented, 0, swept.in_flight, after)
 
 
 def count_live(tx: Transaction, filters: Mapping[str, Any]) -> int:
