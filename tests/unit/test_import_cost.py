@@ -47,6 +47,12 @@ def test_creating_an_app_loads_neither_the_engine_nor_unused_drivers(environment
     assert [name for name in modules if name.startswith("timebell.features.") and name.count(".") > 3] == []
 
 
+def test_the_first_use_of_sync_loads_no_orm(environment: dict[str, str]) -> None:
+    """A handler's thread may be the first to use it, and SQLAlchemy fails in other threads while its ORM is loaded."""
+    _, modules = run(f"{CREATE}.sync", environment)
+    assert modules & {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"} == set()
+
+
 def test_importing_the_package_loads_no_dependency(environment: dict[str, str]) -> None:
     _, modules = run("import timebell", environment)
     assert modules & {"sqlalchemy", "orjson", "asyncio", "timebell.app"} == set()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from timebell.errors import InvalidInput, NotFound, Refused, SourceFailed
 from timebell.features.triggers.model.trigger import Source
 from timebell.features.triggers.sources.base import InvalidSourceQuery
-from timebell.features.triggers.sources.sql_table import SqlTable
 from timebell.model.condition import query_parameters
 from timebell.model.target import fill_secrets, secret_names
 from timebell.store.dialects.base import Store
 from timebell.store.tenancy import secrets
 from timebell.tenancy.secrets import Keyring
+
+if TYPE_CHECKING:
+    from timebell.features.triggers.sources.sql_table import SqlTable
 
 R = TypeVar("R")
 CHECK_TIMEOUT_SECONDS = 3.0
@@ -35,7 +37,7 @@ class SourceCheck:
         Raises InvalidInput (INVALID_SOURCE_OPTIONS) if its table, query, key or cursor does not exist.
         """
         try:
-            return await self._read(source, SqlTable.list_columns) or ()
+            return await self._read(source, lambda table: table.list_columns()) or ()
         except InvalidSourceQuery as error:
             raise InvalidInput(error.message, code="INVALID_SOURCE_OPTIONS", fix=error.fix) from error
 
@@ -59,6 +61,8 @@ class SourceCheck:
         """Read a source of kind sql; None if that is not possible now. Raises InvalidSourceQuery."""
         if source.kind != "sql":
             return None
+        from timebell.features.triggers.sources.sql_table import SqlTable  # it loads drivers
+
         try:
             table = SqlTable(await self._fill(source))
             try:
