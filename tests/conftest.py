@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Include slow tests in the selection if a tenth of them is requested."""
+    """Include slow tests in the selection if a tenth of them is requested; let programs under test be interrupted."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as in a background job of a shell; programs would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--slow-tenth"):
         config.option.markexpr = "not soak"
 
