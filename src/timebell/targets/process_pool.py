@@ -240,7 +240,7 @@ class _Process:
             raise self._died() from None
 
     def _died(self) -> ProcessDied:
-        self.kill()  # what it has started; the exit status of a process that has ended stays the same
+        self.kill()  # also kills the programs that the process has started; its own exit status is kept
         status = self._popen.wait()
         ending = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         return ProcessDied(f"The worker process {ending}.")
