@@ -115,6 +115,14 @@ async def test_a_report_before_the_202_keeps_the_delivery_record(
         async def early(reader: Any, writer: Any, line: str) -> None:
             id_ = json.loads(receiver.requests[-1].body)["data"]["jobId"]
             reports.append(await web.post(f"/jobs/{id_}/{verb}", {"token": token(receiver), **more}))
+            heartbeats: set[str] = set()
+
+            async def three_heartbeats() -> bool:  # the last one began after the report
+                (node,) = (await web.get("/nodes")).json()["items"]
+                heartbeats.add(node["lastHeartbeatAt"])
+                return len(heartbeats) == 3
+
+            await wait_until(three_heartbeats)
             await receiver.answer(writer, "202 Accepted", b"taken")
 
         reports: list[Any] = []

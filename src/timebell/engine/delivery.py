@@ -151,6 +151,7 @@ class Deliverer:
     async def _deliver_to_target(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
         kind, delivery, resolved, attempt = prepared.kind, prepared.delivery, prepared.resolved, running.attempt
         options = resolved.options if isinstance(resolved, ResolvedTarget) else prepared.options
+        running.is_reportable = options.get("reportsBack", False) or options.get("ack") == "reported"
         timeout = self._timeout_for(attempt, kind, options)
         started_at = self.node.clock.monotonic()
         outcome = None

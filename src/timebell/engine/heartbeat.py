@@ -165,7 +165,7 @@ class Heartbeat:
                 continue
             if id_ in renewed:
                 running.lease_until = sent_at + node.options.lease
-            elif id_ not in locked:
+            elif id_ not in locked and not running.is_reportable:  # after a report, the delivery may end in its lease
                 self._stop_lost(id_)
 
     async def check_now(self) -> RepairReport:

@@ -122,6 +122,8 @@ class RunningAttempt:
     """True while the progress that its handler reported waits to be written."""
     is_timed_out: bool = False
     """True if its task was cancelled because the attempt exceeded its timeout."""
+    is_reportable: bool = False
+    """True if its receiver may report the result, which may end the job before the delivery itself has ended."""
 
     def start(self, task: asyncio.Task[Any] | None) -> None:
         """Start it in a task. An attempt that was stopped before stays stopped: check `state` before the delivery."""
