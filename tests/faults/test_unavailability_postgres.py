@@ -21,7 +21,7 @@ from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
 from timebell.store.dialects.base import Store
 from timebell.store.open import open_store
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, read_only
 from timebell.store.unavailability import POSTGRES_STATES
 from timebell_torture import capabilities
 
@@ -236,6 +236,21 @@ async def wait_until_accepting(url: str) -> None:
                 return
             except (asyncpg.PostgresError, OSError):
                 await asyncio.sleep(0.05)
+
+
+async def test_a_read_is_repeated_if_its_session_ends(server: Server) -> None:
+    sessions = []
+
+    @read_only
+    def end_first_session(tx: Transaction) -> int:
+        sessions.append(execute(tx, "SELECT pg_backend_pid()"))
+        if len(sessions) == 1:
+            server.execute(f"SELECT pg_terminate_backend({sessions[0]}, 10000)")
+        return int(execute(tx, "SELECT 7"))
+
+    async with opened(server.url) as store:
+        assert await store.run(end_first_session) == 7
+    assert len(set(sessions)) == 2
 
 
 async def test_an_idle_session_that_the_server_ended_is_replaced(server: Server) -> None:

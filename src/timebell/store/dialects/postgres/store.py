@@ -314,10 +314,11 @@ class PostgresStore:
 
     def _read(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
+        driver = tx._driver()  # SQLAlchemy does not return a lost one
         try:
             return operation(tx, *args, **kwargs)
         except Exception as error:
-            if tx._driver().is_closed():  # there is nothing to commit, so it can be repeated
+            if driver.is_closed():  # there is nothing to commit, so it can be repeated
                 raise _LostBeforeCommit(error) from error
             raise
 
