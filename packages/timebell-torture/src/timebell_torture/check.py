@@ -45,7 +45,7 @@ def find_shortfalls(plan: Plan, history: History, check: HistoryChecker) -> list
     share = plan.share
     required = sum(item.requirement == "must" for item in check.expected.values())
     operations = [(entity, operation) for entity in history.entities.values() for operation in entity.operations]
-    unknown_outcomes = sum(operation.type == "info" for _, operation in operations)
+    unknown_outcomes = sum(operation.is_unknown for _, operation in operations)
     cancels_near_due = sum(
         operation.name == "cancel"
         and operation.type != "fail"

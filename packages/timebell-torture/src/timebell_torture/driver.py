@@ -24,7 +24,7 @@ from timebell.errors import Conflict, StoreError, TimebellError
 from timebell.model.job import Job
 from timebell.store.cluster.rewinds import list_rewinds
 from timebell_torture import oracle
-from timebell_torture.http_client import NodeApiClient
+from timebell_torture.http_client import NodeApiClient, ServerError
 from timebell_torture.ledger import Ledger
 from timebell_torture.plan import Plan, lower_priority
 from timebell_torture.receiver import cpu_share, to_microseconds
@@ -93,6 +93,8 @@ class Driver:
             try:
                 body = await asyncio.wait_for(send(), ATTEMPT_TIMEOUT_SECONDS)
                 outcome = "ok"
+            except ServerError as error:
+                outcome, body = "error", str(error)
             except (StoreError, TimeoutError, OSError) as error:
                 body = repr(error)[:200]
             except TimebellError as error:

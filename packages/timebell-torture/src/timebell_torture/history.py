@@ -37,7 +37,10 @@ Occurrence = tuple[str, str, int]
 
 @dataclass(slots=True)
 class Operation:
-    """An operation on one schedule or job: `ok` (executed), `fail` (not executed) or `info` (unknown)."""
+    """An operation on one schedule or job: `ok` (executed), `fail` (not executed) or unknown (`info`).
+
+    Also unknown is an `error`, which a node answered with status 500.
+    """
 
     name: str
     invoked_at: float
@@ -45,6 +48,11 @@ class Operation:
     type: str = "info"
     value: Any = None
     body: Any = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if it may or may not have been executed."""
+        return self.type in ("info", "error")
 
 
 @dataclass(slots=True)

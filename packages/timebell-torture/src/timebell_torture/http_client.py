@@ -14,6 +14,10 @@ TIMEOUT_SECONDS = 6.0
 MAX_RESPONSE_BYTES = 1024 * 1024
 
 
+class ServerError(OSError):
+    """The node answered with status 500: an error that it does not know."""
+
+
 class NodeApiClient:
     """Client for the APIs of all nodes.
 
@@ -28,8 +32,8 @@ class NodeApiClient:
     ) -> dict[str, Any]:
         """Send a request to a random node; return the decoded response.
 
-        `key` is the Idempotency-Key, `tenant` the tenant that a platform key acts for. Raises OSError; Refused for a
-        status of 4xx.
+        `key` is the Idempotency-Key, `tenant` the tenant that a platform key acts for. Raises OSError, for a status of
+        500 ServerError; Refused for a status of 4xx.
         """
         port = self._chance.choice(self._ports)
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
@@ -50,7 +54,8 @@ class NodeApiClient:
         except http_client.HttpClientError as error:
             raise OSError(f"{type(error).__name__} at {port}") from error
         if response.status >= 500:
-            raise OSError(f"{response.status} {response.body[:200].decode(errors='replace')}")
+            kind = ServerError if response.status == 500 else OSError
+            raise kind(f"{response.status} {response.body[:200].decode(errors='replace')}")
         document: dict[str, Any] = json.loads(response.body)
         if response.status >= 400:
             raise Refused(f"{response.status} {document.get('detail')}", code=str(document.get("code")))

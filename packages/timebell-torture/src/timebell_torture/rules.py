@@ -59,7 +59,7 @@ class HistoryChecker:
         rules: list[Callable[[], None]] = [
             self._check_occurrences, self._check_effects, self._check_keys, self._check_serial_order,
             self._check_arrivals_without_keys, self._check_accounting, self._check_objects, self._check_transactions,
-            self._check_recovery, self._check_audit, self._check_loss_reports,
+            self._check_recovery, self._check_audit, self._check_loss_reports, self._check_errors,
         ]  # fmt: skip
         for rule in rules:
             rule()
@@ -382,7 +382,7 @@ class HistoryChecker:
     def _check_effects(self) -> None:
         """Check the statements of each effect about itself."""
         triggers = {
-            label: sum(operation.name == "trigger" and operation.type == "info" for operation in entity.operations)
+            label: sum(operation.name == "trigger" and operation.is_unknown for operation in entity.operations)
             for label, entity in self.history.entities.items()
         }
         unknown_instants: dict[str, set[int]] = defaultdict(set)
@@ -654,6 +654,13 @@ class HistoryChecker:
         for a, b, _ in reports:
             if not any(a <= killed_at + margin and b >= start - margin for start, killed_at, _ in history.rewinds):
                 self._add_violation("loss-report", "all", a, "a loss was reported, but nothing was lost")
+
+    def _check_errors(self) -> None:
+        """Check that no operation was answered with status 500: a node knows every error of a database."""
+        for entity in self.history.entities.values():
+            for operation in entity.operations:
+                if operation.type == "error":
+                    self._add_violation("server-error", entity.label, operation.invoked_at, str(operation.body))
 
     def _measure_store_recovery(self) -> None:
         """Measure the time from each return of the database until all occurrences due meanwhile had started.

@@ -289,6 +289,12 @@ def _seed_wrong_loss_report(editor: HistoryEditor) -> bool:
     return True
 
 
+def _seed_server_error(editor: HistoryEditor) -> bool:
+    answered = next(line for line in editor.ledgers.intents if line["what"] == "done" and line["type"] == "ok")
+    answered |= {"type": "error", "body": "500"}
+    return True
+
+
 def _remove_or_duplicate(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
     if len(record["label"]) % 2:
         records.remove(record)
@@ -334,4 +340,5 @@ SEEDERS: dict[str, Callable[[HistoryEditor], bool]] = {
     "not-healed": _seed_not_healed,
     "audit": _seed_audit_difference,
     "loss-report": _seed_wrong_loss_report,
+    "server-error": _seed_server_error,
 }

@@ -9,7 +9,7 @@ VIOLATION_CLASSES = (
     "lost", "lost-unkeyed", "early", "late", "dup-unjustified", "zombie-send", "attempt-order", "key-unstable",
     "key-reused", "phantom", "after-cancel", "stale-generation", "during-pause", "overlap", "out-of-order", "retry",
     "incomplete", "signature", "cross-tenant", "dup-object", "lost-write", "phantom-success", "accounting",
-    "transaction", "not-healed", "audit", "loss-report",
+    "transaction", "not-healed", "audit", "loss-report", "server-error",
 )  # fmt: skip
 
 
