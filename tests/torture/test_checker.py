@@ -10,6 +10,7 @@ import pytest
 
 from timebell.recurrence import Cron, Every, RRule
 from timebell_torture import oracle, selftest, synthetic, workload
+from timebell_torture.history import MAX_REQUEST_SECONDS
 from timebell_torture.windows import Downtime, intersect, match_points, merge
 
 
@@ -336,3 +337,83 @@ def test_an_outage_that_is_shorter_than_a_lease_explains_no_second_delivery(kind
     editor.repeat_effect(effect, 18)
     found = selftest.check_history(selftest.to_history(ledgers)).counts["dup-unjustified"]
     assert found == duplicates
+
+
+class Failover:
+    """A clean history, in which a failover loses what was written between two times around an effect."""
+
+    def __init__(self) -> None:
+        self.ledgers = synthetic.clean_ledgers(Random(25))
+        self.editor = selftest.HistoryEditor(self.ledgers, Random(25))
+        effects = self.editor.undisturbed_effects(serial=False)
+        entities = self.editor.history.entities
+        self.effect = next(
+            effect for effect in effects
+            if effect.kind == "once"
+            and all(
+                min(operation.completed_at, operation.invoked_at + MAX_REQUEST_SECONDS) < effect.at - 0.6
+                for operation in entities[effect.label].operations
+            )
+        )  # fmt: skip
+        self.mono = self.editor.line(self.effect.seq)["mono"]
+
+    def cancel(self, start: float, end: float, outcome: str, attempt: int) -> None:
+        """Add a cancel that was acknowledged; times are in seconds after the effect."""
+        common = {"op": 10**6, "schedule": self.effect.label, "tenant": self.effect.tenant, "f": "cancel"}
+        self.ledgers.intents += [
+            common | {"what": "invoke", "value": None, "mono": self.mono + int(start * 10**9)},
+            {
+                "op": 10**6, "what": "done", "type": "ok", "body": {"outcome": outcome, "attempt": attempt},
+                "mono": self.mono + int(end * 10**9),
+            },
+        ]  # fmt: skip
+
+    def add_fault(self, kind: str, start: float, end: float, detail: float | None = None) -> None:
+        self.ledgers.faults.append({
+            "kind": kind, "target": "store", "start_mono": self.mono + int(start * 10**9),
+            "end_mono": self.mono + int(end * 10**9), "verified_start": True, "verified_end": True, "detail": detail,
+        })  # fmt: skip
+
+    def is_found(self, name: str) -> bool:
+        return selftest.check_history(selftest.to_history(self.ledgers)).counts[name] > 0
+
+
+def test_a_cancel_that_a_failover_lost_forbids_nothing() -> None:
+    failover = Failover()
+    failover.cancel(2.5, 2.7, "prevented", 0)
+    failover.editor.shift_effect(failover.effect, 5)
+    assert failover.is_found("after-cancel")
+    failover.add_fault("rewind", 2.4, 4.5, 1.5)
+    assert not failover.is_found("after-cancel")
+
+
+@pytest.mark.parametrize("repeated_at", [None, 5])
+def test_an_attempt_that_a_failover_forgot_may_precede_a_cancel(repeated_at: float | None) -> None:
+    failover = Failover()
+    failover.cancel(1.5, 1.6, "prevented", 0)
+    if repeated_at is not None:
+        failover.editor.repeat_effect(failover.effect, repeated_at)
+    assert failover.is_found("after-cancel")
+    failover.add_fault("rewind", -0.5, 0.8, 0.7)
+    assert failover.is_found("after-cancel") == (repeated_at is not None)
+
+
+def test_the_late_result_of_a_forgotten_attempt_may_end_its_twin() -> None:
+    failover = Failover()
+    for number, (after, attempt) in enumerate([(0.9, 1), (1.2, 2), (2.5, 1)]):
+        failover.editor.repeat_effect(failover.effect, after, attempt=attempt, plan="fail" if number == 0 else "ok")
+    failover.editor.line(failover.effect.seq)["plan"] = "fail"
+    assert failover.is_found("retry")
+    assert failover.is_found("zombie-send")
+    failover.add_fault("rewind", -0.3, 0.6, 0.4)
+    assert not failover.is_found("retry")
+    assert not failover.is_found("zombie-send")
+
+
+def test_a_result_that_was_written_late_may_be_lost() -> None:
+    failover = Failover()
+    failover.add_fault("strand", 0.2, 6)
+    failover.editor.repeat_effect(failover.effect, 20)
+    assert failover.is_found("dup-unjustified")
+    failover.add_fault("rewind", 6.5, 9, 1.5)
+    assert not failover.is_found("dup-unjustified")

@@ -131,12 +131,18 @@ def _apply_cancels(history: History, expectation: Expectation) -> None:
     for operation in expectation.entity.operations:
         if operation.name != "cancel" or operation.type == "fail":
             continue
-        outcome = operation.body["outcome"] if operation.type == "ok" else None
-        if outcome == "prevented" and operation.body["attempt"]:  # it is not retried after the failed attempts
-            expectation.requirement, expectation.max_attempts = "may", operation.body["attempt"]
-            return
+        is_certain = operation.type == "ok" and not history.may_be_lost(operation.invoked_at, operation.completed_at)
+        outcome = operation.body["outcome"] if is_certain else None
         if outcome == "prevented":
-            expectation.requirement, expectation.reason = "mustnot", "after-cancel"
+            forgotten = [
+                effect.attempt for effect in effects
+                if effect.at <= operation.completed_at and history.may_be_rewound(effect.at)
+            ]  # fmt: skip
+            last_attempt = max([operation.body["attempt"], *forgotten])
+            if last_attempt:  # it is not retried after the failed or forgotten attempts
+                expectation.requirement, expectation.max_attempts = "may", last_attempt
+            else:
+                expectation.requirement, expectation.reason = "mustnot", "after-cancel"
             return
         if outcome == "in_flight":
             expectation.max_attempts = operation.body["attempt"]

@@ -265,6 +265,10 @@ class History:
         """Return whether the claim of an attempt that arrived then may be lost."""
         return any(start <= at <= end + REWIND_MARGIN_SECONDS for start, _, end in self.rewinds)
 
+    def may_be_lost(self, start: float, end: float) -> bool:
+        """Return whether a failover may have lost what was written between two times."""
+        return any(lost_from <= end and start <= killed_at for lost_from, killed_at, _ in self.rewinds)
+
     def _read_intents(self, lines: Iterable[Line]) -> None:
         pending: dict[int, Operation] = {}
         for line in lines:

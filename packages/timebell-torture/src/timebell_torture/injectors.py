@@ -197,13 +197,20 @@ async def pool(nemesis: Nemesis, target: str) -> None:
 
 
 async def strand(nemesis: Nemesis, target: str) -> None:
-    """Let the host of the database go silent: no connection is answered or closed; then another one takes its place."""
-    start = read_clocks()
-    stranded_count = sum(proxy.strand() for proxy in nemesis.proxies.values())
+    """Let the host of the database go silent: no connection is answered or closed; then another one takes its place.
+
+    It begins when there are connections, which are missing for a moment after another outage.
+    """
+    proxies = nemesis.proxies.values()
+    if not await _wait_for(MAX_IDLE_SECONDS, lambda: any(proxy.connection_count for proxy in proxies)):
+        return
+    start, stranded_count = read_clocks(), sum(proxy.connection_count for proxy in proxies)
+    for proxy in proxies:
+        proxy.strand()
     await asyncio.sleep(nemesis.rng.uniform(2, MAX_BRIEF_OUTAGE_SECONDS))
-    for proxy in nemesis.proxies.values():
+    for proxy in proxies:
         proxy.heal()
-    await nemesis.record_fault("strand", target, start, stranded_count > 0, True, stranded_count)
+    await nemesis.record_fault("strand", target, start, True, True, stranded_count)
 
 
 async def read_only(nemesis: Nemesis, target: str) -> None:

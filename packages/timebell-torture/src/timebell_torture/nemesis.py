@@ -56,6 +56,8 @@ class Nemesis:
         self.proxies: dict[str, Proxy] = {}
         self.direct_proxy: Proxy | None = None
         """Leads to the current server, without faults."""
+        self.standby: Standby | None = None
+        """The standby of the server, until it is promoted."""
         self._standby_count = 0
         self._exclusive = asyncio.Lock()
         self._remaining_kinds: list[str] = []
@@ -122,13 +124,14 @@ class Nemesis:
         else:
             adjustable_clock = "dbclock" in self.plan.faults
             standby = await asyncio.to_thread(PostgresStandby, folder, self.server, adjustable_clock=adjustable_clock)
+        self.standby = standby
         await asyncio.to_thread(standby.start)
         await asyncio.to_thread(standby.replicate_synchronously)
         return standby
 
     async def fail_over_to(self, standby: Standby) -> None:
         """Connect all clients to a promoted standby, and remove the former server."""
-        former, self.server = self.server, standby
+        former, self.server, self.standby = self.server, standby, None
         assert former is not None
         for name, proxy in self.proxies.items():
             if self.bouncer is None or not self._is_pooled(name):
@@ -153,8 +156,9 @@ class Nemesis:
             await proxy.close()
         if self.bouncer is not None:
             self.bouncer.kill()
-        if self.server is not None and self.server.is_listening():
-            await asyncio.to_thread(self.server.stop)
+        for server in (self.server, self.standby):
+            if server is not None and server.is_listening():
+                await asyncio.to_thread(server.stop)
         if "diskfull" in self.plan.faults:
             capabilities.unmount(self.disk)
 
@@ -350,5 +354,6 @@ async def main(plan: Plan) -> None:
         await stopped.wait()
         injecting.cancel()
         watching.cancel()
+        await asyncio.wait([injecting])  # a fault reverts what it did
     finally:
         await nemesis.close()

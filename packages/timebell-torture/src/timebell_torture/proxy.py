@@ -43,15 +43,16 @@ class Proxy:
         if mode != "replies":
             self._healed.clear()
 
-    def strand(self) -> int:
-        """Never answer on the open connections again, nor on new ones until `heal`, as if their host were gone.
+    @property
+    def connection_count(self) -> int:
+        """The number of open connections."""
+        return len(self._tasks) // 2
 
-        Return the number of open connections.
-        """
-        self.mode, count = "strand", len(self._tasks) // 2
+    def strand(self) -> None:
+        """Never answer on the open connections again, nor on new ones until `heal`, as if their host were gone."""
+        self.mode = "strand"
         for task in list(self._tasks):
             task.cancel()
-        return count
 
     def heal(self) -> None:
         """Let all traffic through again."""

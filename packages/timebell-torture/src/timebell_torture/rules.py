@@ -289,6 +289,7 @@ class HistoryChecker:
                 and certain
                 and before.plan != "hang"
                 and not self._was_taken_over(before, after)
+                and not self._has_forgotten_twin(before)
             ):
                 self._add_violation(
                     "retry", expectation.entity.label, expectation.due, f"retried after {after.at - ended:.3f} s"
@@ -302,6 +303,13 @@ class HistoryChecker:
         )
         if settled and all(effect.ended is None for effect in effects):
             self._add_violation("incomplete", expectation.entity.label, expectation.due, "started and never ended")
+
+    def _has_forgotten_twin(self, effect: Effect) -> bool:
+        """Return whether a failover forgot an earlier attempt of the same number, whose late result then ends both."""
+        return any(
+            other.attempt == effect.attempt and other.at < effect.at and self.history.may_be_rewound(other.at)
+            for other in self.history.by_occurrence[effect.occurrence]
+        )
 
     def _was_taken_over(self, before: Effect, after: Effect) -> bool:
         """Return whether another node took over and started the later attempt without waiting for the end of the first.
@@ -335,6 +343,9 @@ class HistoryChecker:
             explained
             or history.cpu_starvation(before.at - COMPLETION_WRITE_SECONDS, until + LEASE_SECONDS) > LEASE_SECONDS / 2
         )
+        # Its completion may have been written late, to a server whose last writes were lost.
+        written_by = self._extend_by_starvation(before.at, history.downtime.deadline(until, COMPLETION_WRITE_SECONDS))
+        explained = explained or history.may_be_lost(until, written_by)
         if after.attempt <= before.attempt and history.may_be_rewound(before.at):
             self.result.justified += 1  # the database has forgotten the earlier attempt
             return
@@ -345,7 +356,7 @@ class HistoryChecker:
                 after.at - COMPLETION_WRITE_SECONDS, after.at, *LOCK_HOLDING_FAULTS, node=after.node
             )
             # Allowed only if its node was suspended when the other node took over.
-            if not any(fault.start <= before.at for fault in suspensions):
+            if not any(fault.start <= before.at for fault in suspensions) and not self._has_forgotten_twin(after):
                 self._add_violation(
                     "zombie-send", before.label, after.at, f"attempt {after.attempt} after {before.attempt}"
                 )
