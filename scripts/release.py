@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hatch_metadata import absolute_links, find_project_url
+
 ROOT = Path(__file__).parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 
@@ -22,7 +24,7 @@ CHANGELOG = ROOT / "CHANGELOG.md"
 def build(version: str, folder: Path) -> dict[str, str]:
     """Build wheel and sdist into a folder; return the SHA-256 digest of each by file name.
 
-    The version and the time of the commit are the only inputs besides the source tree.
+    The version, the time of the commit and TIMEBELL_PROJECT_URL are the only inputs besides the source tree.
     """
     committed_at = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
     variables = {
@@ -58,7 +60,7 @@ def make(version: str, folder: Path, notes: str) -> None:
     from scripts.sbom import sbom
 
     (folder / f"timebell-{version}.cdx.json").write_text(json.dumps(sbom(), indent=1) + "\n")
-    (folder / "NOTES.md").write_text(notes)
+    (folder / "NOTES.md").write_text(absolute_links(notes, find_project_url(ROOT)))
     sums = "".join(f"{digest}  {name}\n" for name, digest in digests(folder).items())
     (folder / "SHA256SUMS").write_text(sums)
 
