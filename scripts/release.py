@@ -1,7 +1,8 @@
 """Build the files of a release: `python -m scripts.release VERSION [FOLDER]` (by default build/release).
 
-Builds wheel and sdist twice and fails unless both builds are identical; adds the bill of materials, the notes of this
-version from the changelog, and SHA256SUMS. Publishes nothing. CONTRIBUTING.md describes the steps around it.
+Builds the wheels and sdists of Timebell and of `packages/` twice and fails unless both builds are identical; adds the
+bill of materials, the notes of this version from the changelog, and SHA256SUMS. Publishes nothing. CONTRIBUTING.md
+describes the steps around it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
+from io import BytesIO
 from pathlib import Path
 
 from hatch_metadata import absolute_links, find_project_url
@@ -22,7 +25,7 @@ CHANGELOG = ROOT / "CHANGELOG.md"
 
 
 def build(version: str, folder: Path) -> dict[str, str]:
-    """Build wheel and sdist into a folder; return the SHA-256 digest of each by file name.
+    """Build the wheels and sdists into a folder; return the SHA-256 digest of each by file name.
 
     The version, the time of the commit and TIMEBELL_PROJECT_URL are the only inputs besides the source tree.
     """
@@ -30,9 +33,24 @@ def build(version: str, folder: Path) -> dict[str, str]:
     variables = {
         "TIMEBELL_VERSION": version, "TIMEBELL_BUILD_REQUIRE_ASSETS": "1", "SOURCE_DATE_EPOCH": committed_at,
     }  # fmt: skip
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder], cwd=ROOT,
-                   check=True, stdout=subprocess.DEVNULL, env={**os.environ, **variables})  # fmt: skip
+    with tempfile.TemporaryDirectory() as copies:
+        committed = subprocess.check_output(["git", "archive", "HEAD", "packages"], cwd=ROOT)
+        with tarfile.open(fileobj=BytesIO(committed)) as archive:
+            archive.extractall(copies, filter="data")
+        packages = sorted(Path(copies, "packages").iterdir())
+        for package in packages:
+            set_version(package / "pyproject.toml", version)
+        for project in (ROOT, *packages):
+            subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder],
+                           cwd=project, check=True, stdout=subprocess.DEVNULL,
+                           env={**os.environ, **variables})  # fmt: skip
     return digests(folder)
+
+
+def set_version(project_file: Path, version: str) -> None:
+    """Replace the version in a pyproject.toml."""
+    text = re.sub(r'^version = ".*"$', f'version = "{version}"', project_file.read_text(), count=1, flags=re.MULTILINE)
+    project_file.write_text(text)
 
 
 def digests(folder: Path) -> dict[str, str]:
