@@ -39,7 +39,8 @@ def find_project_url(root: Path) -> str | None:
 
 
 def absolute_links(text: str, url: str | None) -> str:
-    """Return Markdown whose links to files of the repository lead to its page."""
+    """Return Markdown whose links to files of the repository lead to its page, and images to the files themselves."""
     if url is None:
         return text
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:)([^)\s]+)\)", rf"\1{url}/raw/main/\2)", text)
     return re.sub(r"\]\((?!https?:|#)([^)\s]+)\)", rf"]({url}/blob/main/\1)", text)

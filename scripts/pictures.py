@@ -74,11 +74,16 @@ def take_tutorial(browser: Browser) -> None:
             request("POST", f"{shop}/orders", {"customer": customer, "deliver_at": f"2040-03-0{number}T16:00"})
             phone = {"token": f"phone-of-{customer}", "customer": customer, "marketing": True}
             request("PUT", f"{shop}/phones", phone)
+        (report,) = request("GET", f"{node}/api/v1/schedules")["items"]
+        run = request("POST", f"{node}/api/v1/schedules/{report['id']}/trigger")
+        until(lambda: request("GET", f"{node}/api/v1/jobs/{run['id']}")["status"] == "completed")
         window = stack.enter_context(open_window(browser, node, viewport=SIZE, timezone_id="Europe/Berlin"))
 
         def save(path: str, name: str) -> None:
             page = window.open(path)
             page.wait_for_load_state("load")
+            if name == "overview":
+                page.locator("#runs svg").wait_for()
             page.emulate_media(color_scheme="light", reduced_motion="reduce")
             page.screenshot(path=FOLDER / f"tutorial-{name}.png")
 

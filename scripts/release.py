@@ -1,7 +1,8 @@
 """Build the files of a release: `python -m scripts.release VERSION [FOLDER]` (by default build/release).
 
-Builds wheel and sdist twice and fails unless both builds are identical; adds the bill of materials, the notes of this
-version from the changelog, and SHA256SUMS. Publishes nothing. CONTRIBUTING.md describes the steps around it.
+Builds the wheels and sdists of Timebell and of `packages/` twice and fails unless both builds are identical; adds the
+bill of materials, the notes of this version from the changelog, and SHA256SUMS. Publishes nothing. CONTRIBUTING.md
+describes the steps around it.
 """
 
 from __future__ import annotations
@@ -12,25 +13,44 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
+from io import BytesIO
 from pathlib import Path
+
+from hatch_metadata import absolute_links, find_project_url
 
 ROOT = Path(__file__).parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 
 
 def build(version: str, folder: Path) -> dict[str, str]:
-    """Build wheel and sdist into a folder; return the SHA-256 digest of each by file name.
+    """Build the wheels and sdists into a folder; return the SHA-256 digest of each by file name.
 
-    The version and the time of the commit are the only inputs besides the source tree.
+    The version, the time of the commit and TIMEBELL_PROJECT_URL are the only inputs besides the source tree.
     """
     committed_at = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
     variables = {
         "TIMEBELL_VERSION": version, "TIMEBELL_BUILD_REQUIRE_ASSETS": "1", "SOURCE_DATE_EPOCH": committed_at,
     }  # fmt: skip
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder], cwd=ROOT,
-                   check=True, stdout=subprocess.DEVNULL, env={**os.environ, **variables})  # fmt: skip
+    with tempfile.TemporaryDirectory() as copies:
+        committed = subprocess.check_output(["git", "archive", "HEAD", "packages"], cwd=ROOT)
+        with tarfile.open(fileobj=BytesIO(committed)) as archive:
+            archive.extractall(copies, filter="data")
+        packages = sorted(Path(copies, "packages").iterdir())
+        for package in packages:
+            set_version(package / "pyproject.toml", version)
+        for project in (ROOT, *packages):
+            subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", folder],
+                           cwd=project, check=True, stdout=subprocess.DEVNULL,
+                           env={**os.environ, **variables})  # fmt: skip
     return digests(folder)
+
+
+def set_version(project_file: Path, version: str) -> None:
+    """Replace the version in a pyproject.toml."""
+    text = re.sub(r'^version = ".*"$', f'version = "{version}"', project_file.read_text(), count=1, flags=re.MULTILINE)
+    project_file.write_text(text)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -58,7 +78,7 @@ def make(version: str, folder: Path, notes: str) -> None:
     from scripts.sbom import sbom
 
     (folder / f"timebell-{version}.cdx.json").write_text(json.dumps(sbom(), indent=1) + "\n")
-    (folder / "NOTES.md").write_text(notes)
+    (folder / "NOTES.md").write_text(absolute_links(notes, find_project_url(ROOT)))
     sums = "".join(f"{digest}  {name}\n" for name, digest in digests(folder).items())
     (folder / "SHA256SUMS").write_text(sums)
 

@@ -37,7 +37,7 @@ from timebell import Timebell
 
 from .pages import PAGES, ROOT, Block, blocks, name_of
 
-POSTGRES_URL = "postgresql://timebell@localhost/reminders"
+POSTGRES_URL = re.compile(r"postgresql://timebell@localhost/(?:reminders|shop)\b")  # one database for each page
 OUTPUT_TIMEOUT_SECONDS = 180  # real seconds for a command to print the expected output, and to end
 RUN = ("timebell", "python", "export")
 NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
@@ -143,6 +143,7 @@ class Session:
         self.port, self.other_port = str(free_port()), str(free_port())
         self.example_ports = {port: str(free_port()) for port in EXAMPLE_PORTS}
         self.postgres_url: str | None = None
+        self.shown_postgres_url = ""
 
     def run(self, block: Block) -> None:
         """Run the commands of a console block, in order."""
@@ -203,18 +204,20 @@ class Session:
             text = text.replace(f"//127.0.0.1:{port}", f"//127.0.0.1:{free}").replace(
                 f"--port {port}", f"--port {free}"
             )
-        if POSTGRES_URL not in text:
+        shown = POSTGRES_URL.search(text)
+        if shown is None:
             return text
         if self.postgres_url is None:
+            self.shown_postgres_url = shown[0]
             server: Postgres = self.request.getfixturevalue("durable_postgres")
             self.postgres_url = server.create_database()
-        return text.replace(POSTGRES_URL, self.postgres_url)
+        return text.replace(self.shown_postgres_url, self.postgres_url)
 
     def as_on_the_page(self, line: str) -> str:
         """The inverse of `localised`."""
         if self.postgres_url is not None:
-            line = line.replace(self.postgres_url, POSTGRES_URL)
-            line = line.replace(self.postgres_url.partition("@")[2], POSTGRES_URL.partition("@")[2])
+            line = line.replace(self.postgres_url, self.shown_postgres_url)
+            line = line.replace(self.postgres_url.partition("@")[2], self.shown_postgres_url.partition("@")[2])
         return line
 
 

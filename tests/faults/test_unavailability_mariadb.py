@@ -192,6 +192,7 @@ async def test_a_refused_connection_has_the_code_of_its_cause(number: int, serve
     user, database = REFUSED_CONNECTIONS[number]
     error = await error_of(server.url_of(user, database), execute, "SELECT 1")
     assert (number_of(error), error.code) == (number, MARIADB_ERRORS[number].code)
+    assert ("refuses the connection" in error.message) == (number != 1226)
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ async def test_a_refused_connection_has_the_code_of_its_cause(state: str, server
     url = f"postgresql://{user}:wrong@127.0.0.1:{server.port}/{database}"
     error = await error_of(url, execute, "SELECT 1")
     assert (state_of(error), error.code) == (state, POSTGRES_STATES[state].code)
+    assert ("refuses the connection" in error.message) == (state != "53300")
 
 
 async def test_a_server_that_shuts_down_is_restarting(server: Server) -> None:

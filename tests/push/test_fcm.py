@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from timebell.errors import InvalidInput
+from timebell.features.campaigns.push import fcm as fcm_module
 from timebell.features.campaigns.push.fcm import FcmProvider
 from timebell.features.campaigns.push.message import Content, EncodedContent, Message
 from timebell.features.campaigns.push.provider import PushResult, SendOutcome
@@ -232,12 +233,31 @@ def test_a_server_that_closes_every_connection_gets_few_attempts(fcm: FakeFcm, p
     run(body)
 
 
+def test_closing_an_unused_connection_is_not_a_failure(
+    provider: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fcm_module, "IDLE_SECONDS", 0.0)
+
+    async def body() -> None:
+        one = provider()
+        await one.ready()  # opens a connection ahead of the first message
+        async with asyncio.timeout(30):
+            while not one._active_connections:
+                await asyncio.sleep(0.01)
+            while one._active_connections:
+                await asyncio.sleep(0.01)
+        await one.close()
+
+    run(body)
+    assert "could not connect" not in caplog.text
+
+
 def test_a_server_with_an_untrusted_certificate_gets_nothing(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider()
         await send(one, messages(tokens(1)))  # obtains the access token
-        for line in one._active_connections:
-            line.close()
+        while one._active_connections:
+            one._active_connections.pop().close()
         one._tls = one._ca = None  # the system's authorities
         (answer,) = await send(one, messages(["token-unsafe"]))
         await one.close()

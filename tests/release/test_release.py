@@ -133,6 +133,7 @@ def test_the_metadata_has_links_license_and_classifiers(tmp_path: Path, monkeypa
     assert metadata["Maintainer"] == "The Timebell maintainers"
     readme = metadata.get_payload()
     assert "](https://example.com/timebell/blob/main/docs/start/tutorial.md)" in readme
+    assert "](https://example.com/timebell/raw/main/docs/img/dashboard.png)" in readme
     assert not re.search(r"\]\((?!https?:|#)", readme)
 
 

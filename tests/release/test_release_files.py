@@ -45,11 +45,15 @@ def test_builds_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_release_has_packages_notes_materials_and_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMEBELL_VERSION", "0.1.0")  # restored afterwards
     folder = tmp_path / "release"
-    release.make("0.1.0", folder, "The notes.\n")
+    monkeypatch.setenv("TIMEBELL_PROJECT_URL", "https://example.com/timebell")
+    release.make("0.1.0", folder, "The [notes](docs/README.md).\n")
+    assert (folder / "NOTES.md").read_text() == "The [notes](https://example.com/timebell/blob/main/docs/README.md).\n"
     wheel, sdist = folder / "timebell-0.1.0-py3-none-any.whl", folder / "timebell-0.1.0.tar.gz"
     materials = folder / "timebell-0.1.0.cdx.json"
+    companions = {f"timebell_{name}-0.1.0" for name in ("celery", "fcm_emulator", "torture")}
+    packages = {f"{name}{end}" for name in companions for end in ("-py3-none-any.whl", ".tar.gz")}
     assert {file.name for file in folder.iterdir()} == {
-        wheel.name, sdist.name, materials.name, "NOTES.md", "SHA256SUMS",
+        wheel.name, sdist.name, *packages, materials.name, "NOTES.md", "SHA256SUMS",
     }  # fmt: skip
     sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
     for file in (wheel, sdist, materials):

@@ -37,7 +37,7 @@ def test_the_tutorial_runs_from_the_wheel(tmp_path: Path, request: pytest.Fixtur
     run(sys.executable, "-m", "venv", tmp_path / "fresh")
     python = tmp_path / "fresh" / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{wheel}[server,secrets,push]",
-        ROOT / "packages" / "timebell-fcm-emulator", "psycopg[binary]", "standardwebhooks", "httpx",
+        ROOT / "packages" / "timebell-fcm-emulator", "psycopg[binary]", "standardwebhooks", "httpx2",
         "pytest")  # fmt: skip
     where = run(python, "-c", "import timebell; print(timebell.__file__)")
     assert str(tmp_path / "fresh") in where

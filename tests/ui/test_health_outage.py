@@ -75,7 +75,7 @@ def test_probes_and_pages_report_an_outage(store_url: str, monkeypatch: pytest.M
     assert responses["running /readyz"] == (200, '{"status":"ready"}')
     assert responses["before /ui/"][0] == 200
     assert "No node is running" in responses["before /ui/"][1]
-    assert "No planned runs" in responses["running /ui/"][1]
+    assert "No schedule runs in the next 24 hours" in responses["running /ui/"][1]
     status_code, body = responses["unreachable /ui/"]
     assert status_code == 200
     assert "The database does not answer: figures are from" in body  # the last known figures stay

@@ -28,6 +28,11 @@ UNREACHABLE = Unavailability(
     code="DATABASE_UNREACHABLE", description="does not answer",
     fix="Check that it is running, and check TIMEBELL_DATABASE_URL.", drops_connections=True,
 )  # fmt: skip
+REFUSED = Unavailability(
+    code="DATABASE_UNREACHABLE", description="refuses the connection",
+    fix="Check the user, the password and the name of the database in TIMEBELL_DATABASE_URL, and that they exist.",
+    drops_connections=True,
+)  # fmt: skip
 READ_ONLY = Unavailability(
     code="DATABASE_READ_ONLY", description="accepts no writes",
     fix="Connect to the primary, and check its disk.", drops_connections=True,
@@ -56,9 +61,9 @@ POSTGRES_STATES = {
     "08P01": UNREACHABLE,  # protocol violation: all errors of PgBouncer
     "25006": READ_ONLY,  # a standby, or default_transaction_read_only
     "25P03": UNREACHABLE,  # idle in transaction for too long: this process was frozen
-    "28000": UNREACHABLE,  # invalid authorization: a role that does not exist (yet)
-    "28P01": UNREACHABLE,  # wrong password
-    "3D000": UNREACHABLE,  # the database does not exist (yet)
+    "28000": REFUSED,  # invalid authorization: a role that does not exist (yet)
+    "28P01": REFUSED,  # wrong password
+    "3D000": REFUSED,  # the database does not exist (yet)
     "40001": BUSY,  # serialization failure, after several attempts
     "40P01": BUSY,  # deadlock, after several attempts
     "53000": EXHAUSTED,  # insufficient resources
@@ -86,10 +91,10 @@ MARIADB_ERRORS = {
     1038: EXHAUSTED,  # out of sort memory
     1040: EXHAUSTED,  # too many connections
     1041: EXHAUSTED,  # out of resources
-    1044: UNREACHABLE,  # access to the database denied
-    1045: UNREACHABLE,  # access denied
+    1044: REFUSED,  # access to the database denied
+    1045: REFUSED,  # access denied
     1047: RESTARTING,  # Galera: this node has not joined, or has lost, its cluster
-    1049: UNREACHABLE,  # unknown database
+    1049: REFUSED,  # unknown database
     1053: RESTARTING,  # shutdown in progress
     1077: RESTARTING,  # normal shutdown
     1079: RESTARTING,  # shutdown complete
@@ -102,7 +107,7 @@ MARIADB_ERRORS = {
     1226: EXHAUSTED,  # a limit of this user
     1290: READ_ONLY,  # read_only
     1317: BUSY,  # query interrupted
-    1698: UNREACHABLE,  # access denied: the account requires a Unix socket
+    1698: REFUSED,  # access denied: the account requires a Unix socket
     1792: READ_ONLY,  # a read-only transaction
     1927: UNREACHABLE,  # connection killed
     1969: BUSY,  # max_statement_time exceeded

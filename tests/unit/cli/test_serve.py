@@ -192,6 +192,12 @@ def test_port_in_use_is_reported(start: Start) -> None:
     process.wait_for("--port", err=True)
 
 
+def test_doctor_accepts_a_port_at_which_timebell_answers(start: Start) -> None:
+    port = free_port()
+    start("dev", "--port", port).wait_for("Ready in", err=True)
+    start("doctor", TIMEBELL_HTTP_PORT=str(port)).wait_for(rf"ok    port        Timebell answers at 127.0.0.1:{port}")
+
+
 def test_second_engine_on_a_sqlite_file_is_refused(start: Start) -> None:
     first = start("dev", "--port", free_port())
     first.wait_for("Ready in", err=True)

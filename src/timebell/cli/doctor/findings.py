@@ -49,7 +49,7 @@ REASONS = {
     "OPEN_FILES_LIMIT_LOW": "Each delivery may open a connection; above the limit, deliveries fail.",
     "APP_NOT_LOADABLE": "A node cannot start with this app.",
     "UNKNOWN_TIMEZONE": "Schedules and local times without their own time zone are refused.",
-    "PORT_IN_USE": "A process that serves HTTP cannot start here (unless Timebell itself holds the port).",
+    "PORT_IN_USE": "A process that serves HTTP cannot start here.",
 }  # fmt: skip
 
 

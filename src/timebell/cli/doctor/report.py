@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from http.client import HTTPConnection, HTTPException
 
 from sqlalchemy import text
 
@@ -38,6 +39,7 @@ from timebell.store.version import HEAD
 
 WAL_RESET_BUG_VERSIONS = ((3, 7, 0), (3, 51, 2))
 NOTIFY_TIMEOUT_SECONDS = 2.0
+PROBE_TIMEOUT_SECONDS = 1.0
 MIN_SQLITE_VERSION = (3, 35)
 MAX_LISTED_SCHEDULES = 5
 
@@ -264,8 +266,22 @@ def _check_port(settings: Settings) -> Check:
     try:
         bind(settings.http_host, settings.http_port).close()
     except TimebellError as error:
+        if error.code == "PORT_IN_USE" and _is_timebell(settings.http_host, settings.http_port):
+            return Check("ok", "port", f"Timebell answers at {address}")
         return warn("port", "PORT_IN_USE", error.message, error.fix)
     return Check("ok", "port", f"{address} is free")
+
+
+def _is_timebell(host: str, port: int) -> bool:
+    """Return whether the program that listens on a port answers the health probe as Timebell does."""
+    connection = HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/livez")
+        return connection.getresponse().read(100) == b'{"status":"alive"}'
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _format_utc(instant: datetime) -> str:

@@ -355,6 +355,7 @@ class FcmProvider:
                 connection.idle_since = now
                 connection.time_out(now - self._timeout)
             elif now - connection.idle_since > IDLE_SECONDS:
+                self._active_connections.remove(connection)
                 connection.close()
         self._send_queued()
         if self._active_connections or self._queue:

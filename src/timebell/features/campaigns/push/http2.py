@@ -145,12 +145,12 @@ class Http2Connection(asyncio.Protocol):
         self.flush()
 
     def close(self) -> None:
-        """Close immediately; requests in flight end with a RequestFailure."""
+        """Close immediately, without a call of `on_changed`; requests in flight end with a RequestFailure."""
         if not self.disconnected:
             self._send_buffer += _encode_frame(GOAWAY, 0, 0, bytes(8))
             self.flush()
             self._transport.close()
-            self._disconnect("The connection was closed.")
+            self._end("The connection was closed.")
 
     # asyncio.Protocol
 
@@ -332,12 +332,14 @@ class Http2Connection(asyncio.Protocol):
         self._on_ended(stream.item, result)
 
     def _disconnect(self, reason: str) -> None:
-        if self.disconnected:
-            return
+        if not self.disconnected:
+            self._end(reason)
+            self._on_changed(self)
+
+    def _end(self, reason: str) -> None:
         self.disconnected = True
         for stream_id in list(self.streams):
             self._finish_stream(stream_id, RequestFailure("CONNECTION_LOST", reason))
-        self._on_changed(self)
 
     def _send_body(self, stream_id: int, stream: _Stream) -> None:
         """Buffer as much of the body as flow control allows; the rest follows a WINDOW_UPDATE."""
