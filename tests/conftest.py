@@ -16,6 +16,10 @@ from hypothesis import settings
 
 from tests.servers import MariaDB, Postgres
 
+# Objects that tests create in large numbers, such as statements, would otherwise be traversed again and again. The
+# engine does the same in its process.
+gc.set_threshold(50_000)
+
 # The time per example depends on the machine; separate tests verify the speed of time-critical code.
 settings.register_profile("timebell", deadline=None)
 settings.load_profile("timebell")
