@@ -16,16 +16,21 @@ from hypothesis import settings
 
 from tests.servers import MariaDB, Postgres
 
+# Objects that tests create in large numbers, such as statements, would otherwise be traversed again and again. The
+# engine does the same in its process.
+gc.set_threshold(50_000)
+
 # The time per example depends on the machine; separate tests verify the speed of time-critical code.
 settings.register_profile("timebell", deadline=None)
 settings.load_profile("timebell")
 
 pytest_plugins = ["timebell.testing"]
 
-# Slow files start first, so that none of them runs alone at the end.
+# Slow files start first, so that none of them runs alone at the end. Those that mostly compute (the pairs of policies
+# and the model) start while others mostly wait.
 SLOW_FILES = (
-    "torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "test_schemathesis.py", "faults", "brokers",
-    "test_snippets.py", "test_serve.py", "test_address_ssrf.py",
+    "torture", "test_watch.py", "test_policy_pairs.py", "test_targeted_histories.py", "test_model.py", "test_kill.py",
+    "test_schemathesis.py", "faults", "brokers", "test_snippets.py", "test_serve.py", "test_address_ssrf.py",
 )  # fmt: skip
 
 # Fixtures that start a server, or programs in processes of their own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
+from starlette.routing import compile_path
 
 from timebell.api import (
     audit,
@@ -43,11 +45,6 @@ API_MODULES = (  # the most requested first, because routes are matched in this 
     bulk, jobs, claims, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, users,
     tenants, nodes, audit_log, calendars, forecast, events, targets, secrets,
 )  # fmt: skip
-COPIED_ATTRIBUTES = (
-    "methods", "name", "description", "tags", "status_code", "response_model", "response_class", "responses",
-    "include_in_schema", "openapi_extra",
-)  # fmt: skip
-"""Attributes of a module's route that are copied to the combined router."""
 DESCRIPTION = """Durable job scheduler: runs jobs exactly when they are due, once, in the right time zone.
 
 Every error is an RFC 9457 problem with a stable `code`. Listings are paged with `cursor`. A POST request with an
@@ -59,15 +56,18 @@ not depend on the values sent."""
 @cache
 def build_routes(features: tuple[Feature, ...]) -> APIRouter:
     """Return the routes of the API with those of the features, and of its OpenAPI document."""
-    combined = APIRouter(prefix=API_PREFIX, responses=PROBLEM_RESPONSES)
+    combined = APIRouter(prefix=API_PREFIX)
     of_features = [router for each in features if each.routes for router in import_module(each.routes).ROUTES]
     for router in (*(module.routes for module in API_MODULES), *of_features):
         for route in router.routes:
             # Copy the routes instead of include_router(): included routers are matched once per level and rebuilt for
-            # each application.
+            # each application. A copy shares everything that is derived from the function, which is slow to derive.
             assert isinstance(route, ApiRoute)
-            attributes: dict[str, Any] = {name: getattr(route, name) for name in COPIED_ATTRIBUTES}
-            combined.add_api_route(route.path, route.endpoint, route_class_override=type(route), **attributes)
+            copied = copy(route)
+            copied.path = API_PREFIX + route.path
+            copied.path_regex, copied.path_format, copied.param_convertors = compile_path(copied.path)
+            copied.responses = PROBLEM_RESPONSES | route.responses
+            combined.routes.append(copied)
 
     @combined.get("/openapi.json", include_in_schema=False)
     async def get_openapi_document() -> Response:
