@@ -9,7 +9,7 @@ from timebell import errors
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
-    from timebell.client.jobs import JobSpec
+    from timebell.client.job_spec import JobSpec
     from timebell.model.policy import Retry
     from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, RRule
     from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, CallNext, Cancel, Fail, Snooze, arrived_event_name
@@ -37,7 +37,7 @@ __all__ = [
 # Imported on first access, so that commands such as `timebell next` do not load database drivers.
 _EXPORTS = {
     "timebell.app": ("Timebell",),
-    "timebell.client.jobs": ("JobSpec",),
+    "timebell.client.job_spec": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
     "timebell.recurrence": ("Calendar", "Cron", "Dates", "Every", "Hours", "RRule"),
     "timebell.targets.handler": (
