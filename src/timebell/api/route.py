@@ -322,10 +322,12 @@ def _finish_change(
     Limits are checked after the change, so that they include what the request created. Raises LimitReached.
     """
     if not ctx.dry_run:
+        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action), size)
+        record = _audit_record(ctx, action, None if after is None else orjson.loads(after))
         if size:
-            usage.add_usage(tx, ctx.tenant_id, ctx.now, payload_bytes=size, shard_key=ctx.request_id)
-        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action))
-        audit_log.write_record(tx, _audit_record(ctx, action, None if after is None else orjson.loads(after)))
+            usage.record_change(tx, record, usage.utc_day(ctx.now), size)
+        else:
+            audit_log.write_record(tx, record)
     if key is not None and stored is not None:
         idempotency.store_response(tx, ctx.tenant_id, key, stored)
 
