@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import child
 from benchmarks.machine import rss_mb
 from timebell.app import Timebell
-from timebell.client.jobs import JobSpec
+from timebell.client.job_spec import JobSpec
 from timebell.engine.leader import leader
 from timebell.observe.counters import Histogram
 from timebell.store.jobs.claim import claim_batch

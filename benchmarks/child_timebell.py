@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import child
 from timebell.app import Timebell
-from timebell.client.jobs import JobSpec
+from timebell.client.job_spec import JobSpec
 from timebell.engine.planner import Planner
 from timebell.features import FEATURES
 from timebell.recurrence import Cron

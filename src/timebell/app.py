@@ -21,39 +21,28 @@ from sqlalchemy import make_url
 from timebell import settings as configuration
 from timebell import tracing, wiring
 from timebell.alarm import Alarm
-from timebell.client.audits import Audits
-from timebell.client.jobs import Jobs
-from timebell.client.options import RunOptions
-from timebell.client.schedule_options import code_hash
-from timebell.client.schedules import Schedules
-from timebell.client.secrets import Secrets
-from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, system_now
 from timebell.decorators import CodeSchedule, DecoratorMixin, program_name
 from timebell.errors import StoreError
 from timebell.feature import Feature
 from timebell.features import enabled_features
 from timebell.ids import new_id
-from timebell.masking import Mask
-from timebell.model.limits import Limits
-from timebell.model.planned_job import build_job
 from timebell.model.policy import OnUnhandled, parse_choice
 from timebell.recurrence import tzdata_version, zone, zone_key
 from timebell.store.dialects.base import Store
-from timebell.store.jobs import queues
-from timebell.store.notifications import channel_for
 from timebell.store.open import is_compatible, open_store, read_schema, upgrade
-from timebell.store.schedules import deployments
-from timebell.store.schedules.deployments import Deployment
 from timebell.store.subscribers import Subscribers
 from timebell.store.version import HEAD, schema_outdated
-from timebell.sync import Blocking
 from timebell.targets.base import Target
-from timebell.targets.bodies import sample_delivery
 from timebell.targets.handler import Handlers
-from timebell.tenancy.secrets import Keyring, keyring
 
 if TYPE_CHECKING:
+    from timebell.client.audits import Audits
+    from timebell.client.jobs import Jobs
+    from timebell.client.options import RunOptions
+    from timebell.client.schedules import Schedules
+    from timebell.client.secrets import Secrets
+    from timebell.client.targets import Targets
     from timebell.engine.arrival_stream import ArrivalHub
     from timebell.engine.node import Node, NodeOptions
     from timebell.engine.remote_workers import RemoteWorkers
@@ -64,6 +53,10 @@ if TYPE_CHECKING:
     from timebell.features.campaigns.client.segments import Segments
     from timebell.features.triggers.client.connections import Connections
     from timebell.features.triggers.client.triggers import Triggers
+    from timebell.model.limits import Limits
+    from timebell.store.schedules.deployments import Deployment
+    from timebell.sync import Blocking
+    from timebell.tenancy.secrets import Keyring
 
 log = logging.getLogger("timebell.app")
 
@@ -71,6 +64,8 @@ CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
 """A program without an engine measures the database's clock again after this time."""
 INTERNAL_ATTRIBUTES = frozenset({"features", "remote_workers", "require_arrivals", "store"})
 """Attributes for the other parts of the product, which `dir` omits."""
+CLIENTS = ("_audits", "_jobs", "schedules", "secrets", "targets")
+"""The properties with the classes of `timebell.client`, created on first use because they load many modules."""
 
 
 class Timebell(DecoratorMixin):
@@ -139,18 +134,48 @@ class Timebell(DecoratorMixin):
         self.service: Service | None = None
         self._arrival_hub: ArrivalHub | None = None
         self._remote_workers: RemoteWorkers | None = None
-        shared = (
-            self.open, self._normalize_target, self._handlers.encode_payload, self.settings.default_timezone,
-            self.features, self._handlers.job_defaults,
-        )  # fmt: skip
-        self._jobs = Jobs(store, clock, *shared, self._handlers.has_payload_type)
-        self.schedules = Schedules(store, clock, *shared)
-        self.secrets = Secrets(store, clock, self.open, self._keyring, self.features)
-        self.targets = Targets(store, clock, self.open, self._keyring, self._find_target, self.features)
-        self._audits = Audits(store, clock, self.open, self.settings.retention_done)
-        for name in self._feature_clients:
-            del self.__dict__[name]
+        for name in (*CLIENTS, *self._feature_clients):
+            self.__dict__.pop(name, None)
         self._feature_clients = frozenset()
+
+    @functools.cached_property
+    def _jobs(self) -> Jobs:
+        from timebell.client.jobs import Jobs
+
+        return Jobs(
+            self.store, self.clock, self.open, self._normalize_target, self._handlers.encode_payload,
+            self.settings.default_timezone, self.features, self._handlers.job_defaults, self._handlers.has_payload_type,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def schedules(self) -> Schedules:
+        """The methods that read and change schedules."""
+        from timebell.client.schedules import Schedules
+
+        return Schedules(
+            self.store, self.clock, self.open, self._normalize_target, self._handlers.encode_payload,
+            self.settings.default_timezone, self.features, self._handlers.job_defaults,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def secrets(self) -> Secrets:
+        """The methods for secrets of targets."""
+        from timebell.client.secrets import Secrets
+
+        return Secrets(self.store, self.clock, self.open, self._keyring, self.features)
+
+    @functools.cached_property
+    def targets(self) -> Targets:
+        """The methods for named targets."""
+        from timebell.client.targets import Targets
+
+        return Targets(self.store, self.clock, self.open, self._keyring, self._find_target, self.features)
+
+    @functools.cached_property
+    def _audits(self) -> Audits:
+        from timebell.client.audits import Audits
+
+        return Audits(self.store, self.clock, self.open, self.settings.retention_done)
 
     if not TYPE_CHECKING:  # which knows the attributes above, and should find misspelt ones
 
@@ -179,6 +204,8 @@ class Timebell(DecoratorMixin):
         return f"<Timebell {make_url(self.settings.database_url).render_as_string()}>"
 
     def _keyring(self) -> Keyring:
+        from timebell.tenancy.secrets import keyring
+
         return keyring(self.settings.secret_key)
 
     @contextmanager
@@ -210,6 +237,8 @@ class Timebell(DecoratorMixin):
     @functools.cached_property
     def sync(self) -> Blocking:
         """The same methods, blocking: for scripts, Flask and Django. See `timebell.sync`."""
+        from timebell.sync import Blocking
+
         # setdefault, because two threads may get here simultaneously and must share one object.
         return self.__dict__.setdefault("sync", Blocking(self))  # type: ignore[no-any-return]
 
@@ -289,6 +318,7 @@ class Timebell(DecoratorMixin):
         """
         # Programs that only create jobs need not load the engine.
         from timebell.engine.service import Service
+        from timebell.store.jobs import queues
 
         node_options = wiring.override_options(wiring.node_options(self.settings), options)
         await self.open()
@@ -312,9 +342,11 @@ class Timebell(DecoratorMixin):
         from timebell.engine.arrival_stream import ArrivalHub
         from timebell.engine.node import Node
         from timebell.engine.wakeups import Wakeups
+        from timebell.masking import Mask
         from timebell.observe.alerts import Channels
         from timebell.observe.counters import Counters
         from timebell.observe.timed_store import TimedStore
+        from timebell.store.notifications import channel_for
 
         now = self.clock.now()
         counters = Counters.for_features(self.features)
@@ -374,6 +406,9 @@ class Timebell(DecoratorMixin):
 
     def _deployment(self) -> Deployment | None:
         """Return the release of this program; None if it defines nothing."""
+        from timebell.client.schedule_options import code_hash
+        from timebell.store.schedules.deployments import Deployment
+
         functions = [defined.function for defined in self._schedules] or self._handlers.functions()
         if not functions:
             return None
@@ -386,6 +421,10 @@ class Timebell(DecoratorMixin):
 
     async def _apply_definitions(self, node: Node) -> bool:
         """Write the schedules defined in code; return False if a newer deployment has a live node."""
+        from timebell.client.schedule_options import code_hash
+        from timebell.model.planned_job import build_job
+        from timebell.store.schedules import deployments
+
         assert node.deployment is not None
         drafts = []
         for topic, spec, options, _ in self._schedules:
@@ -443,4 +482,6 @@ class Timebell(DecoratorMixin):
         handlers and for named targets. `fields` are fields of a Delivery. Raises InvalidPayload (INVALID_BODY,
         MESSAGE_TOO_LARGE).
         """
+        from timebell.targets.bodies import sample_delivery
+
         return wiring.render_request(target, sample_delivery(**fields), self._target_for)

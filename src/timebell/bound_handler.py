@@ -7,17 +7,17 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from timebell.client.options import JobOptions, OnConflict, ScheduleOptions
 from timebell.durations import Duration
 from timebell.errors import InvalidInput
-from timebell.model.job import Job
-from timebell.model.schedule import Schedule
-from timebell.recurrence import Spec
-from timebell.sync import BlockingMethod, BlockingNamespace
+from timebell.portal import BlockingMethod, BlockingNamespace
 from timebell.targets.handler import Arrived
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
+    from timebell.client.options import JobOptions, OnConflict, ScheduleOptions
+    from timebell.model.job import Job
+    from timebell.model.schedule import Schedule
+    from timebell.recurrence import Spec
 
 P = TypeVar("P")
 R = TypeVar("R")

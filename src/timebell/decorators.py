@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast, overload
 
 from timebell.bound_handler import BoundHandler
-from timebell.client.options import RunOptions, ScheduleOptions
 from timebell.client.validation import check_priority, check_queue_name
 from timebell.durations import Duration
 from timebell.errors import InvalidInput
 from timebell.facade import FacadeMixin
-from timebell.model.limits import Limits
 from timebell.model.policy import Retry, parse_seconds
-from timebell.recurrence import Cron, Every, RRule, Spec, parse_cron
 from timebell.targets.handler import Arrived, Executor, Handler, Handlers, Middleware, check_pattern, is_redefinition
 from timebell.targets.payloads import Upgrade
 from timebell.targets.signatures import payload_type_of
 
 if TYPE_CHECKING:
     from timebell.app import Timebell
+    from timebell.client.options import RunOptions, ScheduleOptions
     from timebell.engine.service import Service
+    from timebell.model.limits import Limits
+    from timebell.recurrence import Cron, Every, RRule, Spec
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -170,6 +170,8 @@ class DecoratorMixin(FacadeMixin):
         """
         if sum(value is not None for value in (cron, every, rrule)) != 1:
             raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
+        from timebell.recurrence import Cron, Every, RRule, parse_cron
+
         spec: Spec
         if every is not None:
             spec = every if isinstance(every, Every) else Every(every)
@@ -252,4 +254,6 @@ class DecoratorMixin(FacadeMixin):
         At most `concurrency` of its jobs run simultaneously, and at most `concurrency_per_group` of those with the same
         `group`; at most `rate` start in any `per` (a duration; numbers are seconds). Raises InvalidInput.
         """
+        from timebell.model.limits import Limits
+
         self._queues[check_queue_name(name)] = Limits.parse(concurrency, rate, per, concurrency_per_group)

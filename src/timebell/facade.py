@@ -11,35 +11,33 @@ from zoneinfo import ZoneInfo
 
 from timebell import tracing
 from timebell.alarm import Alarm
-from timebell.client.audits import Audits
 from timebell.client.created import job_from_new, lazy_jobs
-from timebell.client.jobs import Jobs, JobSpec, build_search, build_spec
-from timebell.client.options import JobOptions, OnConflict, RescheduleOptions, ScheduleOptions, Status
-from timebell.client.schedules import Schedules
-from timebell.client.validation import check_queue_name
+from timebell.client.job_spec import JobSpec, build_spec
 from timebell.clock import Clock
 from timebell.durations import Duration
 from timebell.errors import JobFailed, Refused, WaitTimeout
 from timebell.model.job import FINISHED, Job, JobState, UniformJobs
-from timebell.model.page import Page
 from timebell.model.policy import parse_seconds
-from timebell.model.repair_report import RepairReport
-from timebell.model.schedule import Schedule
-from timebell.recurrence import Calendar, Spec
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
-from timebell.store.jobs import claim, queues
-from timebell.store.jobs.erasure import ErasureResult
-from timebell.store.jobs.repository import BulkCancelResult, CancelResult
-from timebell.store.notifications import channel_for
-from timebell.store.schedules.calendars import SavedCalendar
 from timebell.targets.handler import Arrived, check_pattern
 
 if TYPE_CHECKING:
+    from timebell.client.audits import Audits
+    from timebell.client.jobs import Jobs
+    from timebell.client.options import JobOptions, OnConflict, RescheduleOptions, ScheduleOptions, Status
+    from timebell.client.schedules import Schedules
     from timebell.engine.arrival_stream import ArrivalHub
     from timebell.engine.leader.continuous_audit import AuditResult, OnProgress
     from timebell.engine.service import Service
+    from timebell.model.page import Page
+    from timebell.model.repair_report import RepairReport
+    from timebell.model.schedule import Schedule
     from timebell.model.why import Explanation
+    from timebell.recurrence import Calendar, Spec
+    from timebell.store.jobs.erasure import ErasureResult
+    from timebell.store.jobs.repository import BulkCancelResult, CancelResult
+    from timebell.store.schedules.calendars import SavedCalendar
 
 MIN_WAIT_POLL_SECONDS, MAX_WAIT_POLL_SECONDS = 0.02, 1.0
 """The pauses between reads of a job that `wait` waits for."""
@@ -51,11 +49,21 @@ class FacadeMixin(ABC):
     store: Store
     clock: Clock
     settings: Settings
-    _jobs: Jobs
-    schedules: Schedules
-    _audits: Audits
     service: Service | None
     _arrival_hub: ArrivalHub | None
+
+    @property
+    @abstractmethod
+    def _jobs(self) -> Jobs: ...
+
+    @property
+    @abstractmethod
+    def schedules(self) -> Schedules:
+        """The methods that read and change schedules."""
+
+    @property
+    @abstractmethod
+    def _audits(self) -> Audits: ...
 
     @abstractmethod
     async def open(self) -> None:
@@ -261,6 +269,7 @@ class FacadeMixin(ABC):
         """
         if self._arrival_hub is None:
             from timebell.engine.arrival_stream import ArrivalHub
+            from timebell.store.notifications import channel_for
 
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         if self._arrival_hub.channel is None and self.service is None:
@@ -328,23 +337,22 @@ class FacadeMixin(ABC):
             "owner_id": owner_id, "tenant_id": tenant_id, "topic": topic, "schedule_id": schedule_id, "key": key,
             "queue": queue,
         }  # fmt: skip
+        from timebell.client.jobs import build_search
+
         search = build_search(correlation_id, client_request_id, metadata, start, end)
         return await self._jobs.list(filters, status, limit, cursor, search=search)
 
     async def pause_queue(self, name: str, reason: str | None = None) -> None:
         """Stop claiming jobs of a queue on all nodes; running jobs continue. Raises InvalidInput."""
-        await self.open()
-        await self.store.run(queues.pause, check_queue_name(name), reason)
+        await self._jobs.pause_queue(name, reason)
 
     async def resume_queue(self, name: str) -> None:
         """Claim the jobs of a paused queue again. Raises InvalidInput."""
-        await self.open()
-        await self.store.run(queues.resume, check_queue_name(name))
+        await self._jobs.resume_queue(name)
 
     async def pause_all(self, reason: str | None = None) -> None:
         """Stop all firing on all nodes until `resume_all`: nothing is planned or claimed; running jobs continue."""
-        await self.open()
-        await self.store.run(queues.pause, queues.ALL_QUEUES, reason)
+        await self._jobs.pause_queue(None, reason)
 
     async def resume_all(self) -> None:
         """Resume firing after `pause_all`.
@@ -352,8 +360,7 @@ class FacadeMixin(ABC):
         The pause is treated like an outage: due jobs run late, and the catch-up policy of each schedule applies to its
         missed occurrences.
         """
-        await self.open()
-        await self.store.run(queues.resume, queues.ALL_QUEUES)
+        await self._jobs.resume_queue(None)
 
     async def repair(self) -> RepairReport:
         """Scan for lost work and repair it immediately; a running engine does so periodically.
@@ -364,6 +371,8 @@ class FacadeMixin(ABC):
         if self.service is not None:
             return await self.service.repair_now()
         from timebell.engine.leader import repair
+        from timebell.model.repair_report import RepairReport
+        from timebell.store.jobs import claim
 
         report = await repair.repair_all(self.store.run, self.clock.now(), self.settings.retention_done)
         return report + RepairReport(skip_reasons={"leased": len(await self.store.run(claim.list_running_attempts))})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from timebell.model.operation import OperationKind
     from timebell.observe.counters import Counters
     from timebell.observe.metrics import MetricDefinition
+    from timebell.portal import Portal
     from timebell.settings import Settings
     from timebell.store.audit.overview import FeatureStatus
     from timebell.store.cluster.gauges import FeatureGauge
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
     from timebell.store.tenancy.secrets import SecretUser
     from timebell.store.transaction import Transaction
-    from timebell.sync import Portal
     from timebell.targets.base import Delivery, Target
 
 

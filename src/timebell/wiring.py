@@ -14,11 +14,10 @@ from timebell.errors import InvalidInput
 from timebell.feature import Feature
 from timebell.model.payload import encode
 from timebell.model.policy import OnUnhandled, parse_seconds
-from timebell.model.routes import COMPLETE_UNHANDLED
-from timebell.model.target import NAMED_HTTP_OPTIONS, InternalTarget
+from timebell.model.routes import COMPLETE_UNHANDLED, InternalTarget
 from timebell.settings import Settings
 from timebell.store.open import server_addresses
-from timebell.targets import bodies, brokers
+from timebell.targets import brokers
 from timebell.targets.base import Delivery, Target, reject_unknown_options
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from timebell.engine.node import NodeOptions
 
 BUILT_IN_KINDS = frozenset({"handler", "http", "command", "alert"})
+NAMED_HTTP_OPTIONS = ("auth", "tls", "proxy", "concurrency", "rate", "perSeconds")
+"""Options of the kind `http` that only a named target has."""
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,29}")
 log = logging.getLogger("timebell.wiring")
 
@@ -219,6 +220,8 @@ def render_request(
         return None
     preview = getattr(find_target(target["kind"]), "preview", None)
     if preview is None:
+        from timebell.targets import bodies
+
         return {"kind": target["kind"], "body": bodies.render(delivery, target["options"], "plain").data.decode()}
     return {"kind": target["kind"], **preview(delivery, target["options"])}
 

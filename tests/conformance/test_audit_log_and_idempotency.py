@@ -7,7 +7,7 @@ from datetime import timedelta
 from timebell.ids import new_id
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
-from timebell.store.tenancy import idempotency
+from timebell.store.tenancy import idempotency, usage
 from timebell.store.tenancy.idempotency import StoredResponse
 
 from .helpers import T0, Store, stored
@@ -22,6 +22,19 @@ async def test_an_audit_record_is_read_back_unchanged(store: Store) -> None:
     )  # fmt: skip
     await store.run(audit_log.write_record, record)
     assert (await store.run(audit_log.list_records, "default", 10, None)).items == [record]
+
+
+@stored
+async def test_a_change_is_recorded_and_its_size_is_added_to_the_usage_of_the_day(store: Store) -> None:
+    for number, size in enumerate((100, 20, 3)):
+        record = AuditRecord(
+            id=new_id(T0), tenant_id="default", at=T0, actor="dana", actor_kind="user", action="job.create",
+            subject=str(number), after={"a": [2]}, request_id=new_id(T0),
+        )  # fmt: skip
+        await store.run(usage.record_change, record, usage.utc_day(T0), size)
+        assert (await store.run(audit_log.list_records, "default", 1, None)).items == [record]
+    assert (await store.run(usage.get_usage, "default", T0)).payload_bytes == 123
+    assert (await store.run(usage.get_usage, "default", T0 + timedelta(days=1))).payload_bytes == 0
 
 
 @stored

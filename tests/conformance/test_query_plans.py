@@ -22,6 +22,7 @@ from timebell.features import FEATURES
 from timebell.model.job import Completion, JobState
 from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.store.audit import overview
+from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.cluster import repair
 from timebell.store.dialects.batches import job_row
 from timebell.store.dialects.mariadb.dialect import MariaDialect
@@ -37,6 +38,7 @@ from timebell.store.open import upgrade
 from timebell.store.schedules import deployments
 from timebell.store.schedules.deployments import Deployment
 from timebell.store.sql import SQL, Row
+from timebell.store.tenancy import usage
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH, to_micros
 
@@ -98,6 +100,12 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         instants = {"finished_at": tx.dialect.to_db(at), "skipped_to": tx.dialect.to_db(at)}
         tx.dialect.insert_skipped(tx, [job_row(job, tx.dialect.to_db) | skip | instants for job in new_jobs])
 
+    def insert_change(tx: Any) -> None:
+        record = AuditRecord(
+            id=_id(0), tenant_id="default", at=at, actor="ana", actor_kind="user", action="job.create"
+        )  # fmt: skip
+        usage.record_change(tx, record, "2027-03-14", 100)
+
     return {
         "find_tenants": lambda tx: tx.dialect.find_tenants(tx, tenants),
         "reserve_request_ids": lambda tx: tx.dialect.reserve_request_ids(
@@ -105,6 +113,10 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         ),
         "insert_jobs": lambda tx: tx.dialect.insert_jobs(tx, new_jobs),
         "insert_jobs_returning": lambda tx: tx.dialect.insert_jobs_returning(tx, new_jobs),
+        "insert_requested": lambda tx: tx.dialect.insert_requested(
+            tx, [new_job(id=job.id, request_id=job.id) for job in new_jobs]
+        ),
+        "insert_change": insert_change,
         "insert_running": lambda tx: tx.dialect.insert_running(tx, new_jobs, NODE, at),
         "insert_skipped": insert_skipped,
         "mark_serial": lambda tx: tx.dialect.mark_serial(tx, of_schedules),
@@ -249,6 +261,7 @@ MOST_BUFFERS = {
     "find_unchanged": 1_000, "lock_schedules_unlocked": 1_000, "claim_rechecking_queue": 4_000,
     "list_upcoming": 200, "scan_given_lanes": 600, "find_tenants": 20, "reserve_request_ids": 2_000,
     "insert_jobs": 9_000, "insert_jobs_returning": 9_000, "insert_running": 9_000, "insert_skipped": 5_000,
+    "insert_requested": 11_000, "insert_change": 200,
     "mark_serial": 2_000, "find_open_lanes": 100, "prune_finished": 20, "advance_fixed_delays": 3_000,
     "count_lane_by_minute": 500, "count_lane_by_minute_of_tenant": 500, "count_lane_by_minute_of_default": 1_000,
 }  # fmt: skip

@@ -135,7 +135,7 @@ MUTANTS = [
         "store.jobs.repository:reschedule", "or not complete_jobs(tx, [completion])", "",
     ),)),
     Mutant("a repeated request creates two jobs", ((
-        "store.jobs.repository:_reserve_request_ids", "return existing", "return {}",
+        "store.jobs.repository:_existing_by_request", "return existing", "return {}",
     ),)),
     Mutant("leases are judged by the wall clock", (
         ("engine.heartbeat:Heartbeat._watch_leases", "now = node.clock.monotonic()", "import time; now = time.time()"),

@@ -128,8 +128,8 @@ async def _write_batch(ctx: Context, operation: Operation, batch: Batch, lines: 
 
 def _insert_batch(tx: Transaction, ctx: Context, size: int, batch: Any) -> bool:
     is_running = operations.import_batch(tx, *batch)
+    usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, "jobs", size)
     usage.add_usage(tx, ctx.tenant_id, ctx.now, payload_bytes=size, shard_key=ctx.request_id)
-    usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, "jobs")
     return is_running
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
 from timebell.errors import InvalidInput
@@ -68,6 +69,7 @@ def has_forwarded_header(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name in (FORWARDED_FOR, FORWARDED) for name, _ in headers)
 
 
+@lru_cache(maxsize=4096)
 def client_network(address: str) -> str:
     """Return the network that throttling counts for an address: an IPv4 address itself, or the /64 of an IPv6 one."""
     ip = _parse_address(address)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -129,7 +130,7 @@ class ApiRoute(APIRoute):
     """Query parameters that every operation accepts, in addition to its own."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        inner = super().get_route_handler()
+        inner_for = self._cached_handlers()
         extra = self.openapi_extra or {}
         role, action, streams = Role(extra["x-role"]), extra.get("x-action"), extra.get("x-streams", False)
         scope = self.path.removeprefix(API_PREFIX).split("/")[1]
@@ -155,6 +156,7 @@ class ApiRoute(APIRoute):
                 app, authenticator, caller, app.clock.now(), request.state.id, limits
             )
             _check_parameters(request, parameters)
+            inner = inner_for(frozenset(request.query_params))
             if not streams:
                 await _read_body(request, authenticator.capacity, caller)
             try:
@@ -176,6 +178,23 @@ class ApiRoute(APIRoute):
                 raise
 
         return handle_and_record_refusals
+
+    def _cached_handlers(self) -> Callable[[frozenset[str]], Callable[[Request], Coroutine[Any, Any, Response]]]:
+        """Return a function that returns the handler of requests with these query parameters.
+
+        FastAPI examines every declared parameter in every request, which took a fifth of the time of a list. The
+        handler examines the given ones and those that are required; the others have the defaults of the function.
+        """
+
+        @lru_cache(maxsize=16)
+        def handler_for(names: frozenset[str]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            declared = self.dependant.query_params
+            examined = [field for field in declared if field.alias in names or field.field_info.is_required()]
+            route = copy(self)
+            route.dependant = replace(self.dependant, query_params=examined)
+            return APIRoute.get_route_handler(route)
+
+        return handler_for
 
     async def check_outside_transaction(self, request: Request, ctx: RequestContext) -> None:
         """Check a change against another system, which must not happen in the transaction of the change."""
@@ -322,10 +341,12 @@ def _finish_change(
     Limits are checked after the change, so that they include what the request created. Raises LimitReached.
     """
     if not ctx.dry_run:
+        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action), size)
+        record = _audit_record(ctx, action, None if after is None else orjson.loads(after))
         if size:
-            usage.add_usage(tx, ctx.tenant_id, ctx.now, payload_bytes=size, shard_key=ctx.request_id)
-        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action))
-        audit_log.write_record(tx, _audit_record(ctx, action, None if after is None else orjson.loads(after)))
+            usage.record_change(tx, record, usage.utc_day(ctx.now), size)
+        else:
+            audit_log.write_record(tx, record)
     if key is not None and stored is not None:
         idempotency.store_response(tx, ctx.tenant_id, key, stored)
 

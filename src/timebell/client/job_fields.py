@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from timebell import tracing
-from timebell.client.jobs import JobSpec
+from timebell.client.job_spec import JobSpec
 from timebell.errors import InvalidInput
-from timebell.model.preconditions import METADATA_NAMES
+from timebell.model.job import METADATA_NAMES
 from timebell.model.routes import COMPLETE_UNHANDLED
 
 # JSON field -> JobSpec field.

@@ -10,7 +10,8 @@ from hashlib import sha256
 
 from timebell.client import datetimes
 from timebell.client.job_fields import parse_job
-from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.job_spec import JobSpec
+from timebell.client.jobs import Jobs
 from timebell.errors import InThePast, InvalidInput, TimebellError
 from timebell.ids import new_ids
 from timebell.model.job import NewJob

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from timebell import tracing
 from timebell.client import datetimes
+from timebell.client.job_spec import JobSpec
 from timebell.client.validation import (
     PayloadEncoder,
     check_group_name,
@@ -25,7 +26,6 @@ from timebell.client.validation import (
     unknown_options,
 )
 from timebell.clock import Clock
-from timebell.durations import Duration
 from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload, NotFound
 from timebell.feature import Feature
 from timebell.ids import new_ids
@@ -36,7 +36,7 @@ from timebell.model.payload import encode
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import route_for
 from timebell.store.dialects.base import Store
-from timebell.store.jobs import bind_targets, dead_letters, erasure, next_due, repository
+from timebell.store.jobs import bind_targets, dead_letters, erasure, next_due, queues, repository
 from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.store.schedules import queries
 from timebell.targets.handler import JobDefaults, check_topic
@@ -52,33 +52,6 @@ RESCHEDULE_OPTIONS = {
 """The changes that `reschedule` accepts, with the columns that each sets."""
 
 
-@dataclass(slots=True, kw_only=True)
-class JobSpec:
-    """Specification of a job; the fields are the arguments of `Timebell.schedule_at`."""
-
-    topic: str
-    run_at: datetime | str | None = None
-    timezone: str | ZoneInfo | None = None
-    payload: Any = None
-    owner_id: str | None = None
-    tenant_id: str | None = None
-    correlation_id: str | None = None
-    client_request_id: str | None = None
-    metadata: Mapping[str, Any] | None = None
-    key: str | None = None
-    retry: Retry | Mapping[str, Any] | None = None
-    timeout: Duration | None = None
-    queue: str | None = None
-    priority: int | None = None
-    group: str | None = None
-    condition: Any = None
-    unless: Mapping[str, str] | None = None
-    expires_after: Duration | None = None
-    target: Mapping[str, Any] | str | None = None
-    on_gap: Literal["shift", "error"] = "shift"
-    on_fold: Literal["first", "error"] = "first"
-
-
 def _check_specs(specs: Any) -> list[JobSpec]:
     """Return specs as a list. Raises InvalidInput (INVALID_SPEC)."""
     spec_list = list(specs) if isinstance(specs, Iterable) and not isinstance(specs, str | Mapping) else None
@@ -88,14 +61,6 @@ def _check_specs(specs: Any) -> list[JobSpec]:
             fix='Pass a list of JobSpecs: [JobSpec(topic="mail.send", payload={"to": "ana"}), ...].',
         )  # fmt: skip
     return spec_list
-
-
-def build_spec(**fields: Any) -> JobSpec:
-    """Return a JobSpec from the arguments of `schedule_at`. Raises InvalidInput (UNKNOWN_OPTION)."""
-    known = JobSpec.__slots__
-    if unknown := [name for name in fields if name not in known]:
-        raise unknown_options("schedule_at", unknown, known)
-    return JobSpec(**fields)
 
 
 def build_search(
@@ -517,6 +482,16 @@ class Jobs:
         await self._ensure_open()
         page.validate_paging(limit, None)
         return await self._store.run(next_due.list_next_due, tenant_id, queue, limit, cursor)
+
+    async def pause_queue(self, name: str | None, reason: str | None) -> None:
+        """Stop claiming jobs of a queue; None: stop all claiming and planning. Raises InvalidInput (INVALID_QUEUE)."""
+        await self._ensure_open()
+        await self._store.run(queues.pause, queues.ALL_QUEUES if name is None else check_queue_name(name), reason)
+
+    async def resume_queue(self, name: str | None) -> None:
+        """Undo `pause_queue`. Raises InvalidInput (INVALID_QUEUE)."""
+        await self._ensure_open()
+        await self._store.run(queues.resume, queues.ALL_QUEUES if name is None else check_queue_name(name))
 
 
 class _DraftTemplate(NamedTuple):

@@ -9,10 +9,9 @@ from uuid import UUID
 
 from timebell.errors import InvalidInput, NotFound
 from timebell.feature import Feature
+from timebell.model.job import METADATA_NAMES
 from timebell.model.payload import decode, encode, sanitize_text
-from timebell.model.preconditions import METADATA_NAMES
 from timebell.model.routes import COMPLETE_UNHANDLED
-from timebell.targets import bodies
 from timebell.targets.payloads import to_json_value
 
 PRIORITIES = range(-32_768, 32_768)
@@ -93,6 +92,8 @@ def encode_payload(
     """
     if target is None or target == COMPLETE_UNHANDLED:
         return payload_encoder(topic, payload, metadata)
+    from timebell.targets import bodies
+
     encoded = encode(to_json_value(payload))
     known = {"topic": topic, "payload": decode(encoded), "metadata": metadata}
     for feature in features:

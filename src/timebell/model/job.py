@@ -52,6 +52,11 @@ STATE_WORDS: dict[str, tuple[JobState, ...]] = {
 }
 NARROW_STATE_WORDS = ("retrying", "held")
 """Aliases that match only a part of the jobs in their state."""
+METADATA_NAMES = {
+    "ownerId": "owner_id", "tenantId": "tenant_id", "correlationId": "correlation_id",
+    "clientRequestId": "client_request_id",
+}  # fmt: skip
+"""Metadata fields: JSON name -> stored name."""
 
 
 class Kind(StrEnum):

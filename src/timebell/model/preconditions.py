@@ -12,13 +12,8 @@ from typing import Any, NamedTuple
 from timebell.errors import InvalidInput
 from timebell.model import condition as conditions
 from timebell.model.condition import Comparison
+from timebell.model.job import METADATA_NAMES
 from timebell.model.payload import decode, encode
-
-METADATA_NAMES = {
-    "ownerId": "owner_id", "tenantId": "tenant_id", "correlationId": "correlation_id",
-    "clientRequestId": "client_request_id",
-}  # fmt: skip
-"""Metadata fields: JSON name -> stored name."""
 
 
 class UnlessQuery(NamedTuple):

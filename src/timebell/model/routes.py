@@ -18,6 +18,13 @@ COMPLETE_UNHANDLED_JSON = '{"kind":"handler","options":{"on_unhandled":"complete
 """The stored form of COMPLETE_UNHANDLED."""
 
 
+class InternalTarget(dict[str, Any]):
+    """The stored form of a target that only Timebell's own code can specify.
+
+    Targets in requests are plain mappings, so they cannot have its kind.
+    """
+
+
 def route_for(topic: str, target: Mapping[str, Any] | None) -> str:
     """Return the route of a job with this topic and target (None: the topic's handlers)."""
     if target is None or target == COMPLETE_UNHANDLED:

@@ -13,8 +13,6 @@ from timebell.errors import InvalidInput
 from timebell.model.limits import Limits
 
 MASK = "***"
-NAMED_HTTP_OPTIONS = ("auth", "tls", "proxy", "concurrency", "rate", "perSeconds")
-"""Options of the kind `http` that only a named target has."""
 CONFIDENTIAL_HTTP_OPTIONS = (
     ("auth", "token"), ("auth", "password"), ("auth", "clientSecret"), ("auth", "credentials"), ("tls", "key"),
     ("proxy", "password"),
@@ -22,13 +20,6 @@ CONFIDENTIAL_HTTP_OPTIONS = (
 """Options of the kind `http` that have to refer to a secret."""
 MIN_TRUNCATED_SECRET_LENGTH = 8
 """A secret that is truncated at the end of a text is masked if at least this many characters are left."""
-
-
-class InternalTarget(dict[str, Any]):
-    """The stored form of a target that only Timebell's own code can specify.
-
-    Targets in requests are plain mappings, so they cannot have its kind.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,14 @@ _CALLERS = {
 _DESCRIPTION = "_timebell_description"
 
 
+class ProcessDied(Exception):
+    """The worker process of a call could not be started, crashed or was killed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        attach_description(self, code="PROCESS_DIED", error=message, traceback=None)
+
+
 def failed_outcome(exc: BaseException, *, retryable: bool) -> Outcome:
     """Return the outcome of a handler that raised `exc`."""
     description = vars(exc).get(_DESCRIPTION)

@@ -24,14 +24,15 @@ from timebell.model.routes import Routes
 from timebell.targets import payloads
 from timebell.targets.base import AttemptHandle, Delivery, Outcome, TransactionBlock
 from timebell.targets.event_loop_watch import WatchedCoroutine
-from timebell.targets.exceptions import failed_outcome
+from timebell.targets.exceptions import ProcessDied, failed_outcome
 from timebell.targets.function_path import FunctionPath, check_executor
 from timebell.targets.payloads import PayloadType
-from timebell.targets.process_pool import ProcessDied, ProcessPool
 from timebell.targets.thread_pool import NotStarted, ThreadPool
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from timebell.targets.process_pool import ProcessPool
 
     P = TypeVar("P", default=Any)  # so that mypy --strict accepts `Arrived` without a parameter
 else:

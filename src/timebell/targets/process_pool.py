@@ -16,7 +16,7 @@ from subprocess import DEVNULL, Popen
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from timebell.targets.exceptions import attach_description
+from timebell.targets.exceptions import ProcessDied, attach_description
 from timebell.targets.function_path import FunctionPath
 from timebell.targets.thread_pool import NotStarted, ThreadPool
 
@@ -31,14 +31,6 @@ QUEUE_AHEAD_SECONDS = 0.1
 def available_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-class ProcessDied(Exception):
-    """The worker process of a call could not be started, crashed or was killed."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        attach_description(self, code="PROCESS_DIED", error=message, traceback=None)
 
 
 class ProcessStarted(NotStarted):

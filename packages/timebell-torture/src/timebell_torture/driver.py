@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import create_engine, make_url, text
 
 from timebell.app import Timebell
-from timebell.client.jobs import JobSpec
+from timebell.client.job_spec import JobSpec
 from timebell.errors import Conflict, StoreError, TimebellError
 from timebell.model.job import Job
 from timebell.store.cluster.rewinds import list_rewinds

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from timebell.app import Timebell
     from timebell.observe.counters import Counters
     from timebell.observe.metrics import MetricDefinition
+    from timebell.portal import Portal
     from timebell.settings import Settings
     from timebell.store.audit.overview import FeatureStatus
     from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.cluster.problems import ObjectProblem
     from timebell.store.tenancy.secrets import SecretUser
     from timebell.store.transaction import Transaction
-    from timebell.sync import Portal
     from timebell.targets.base import Delivery, Target
 
 

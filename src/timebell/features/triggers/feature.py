@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from timebell.engine.pre_delivery_check import DeliveryReader
     from timebell.model.operation import OperationKind
     from timebell.observe.metrics import MetricDefinition
+    from timebell.portal import Portal
     from timebell.store.audit.overview import FeatureStatus
     from timebell.store.cluster.gauges import FeatureGauge
     from timebell.store.cluster.operations import Step
     from timebell.store.cluster.problems import ObjectProblem
     from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
     from timebell.store.transaction import Transaction
-    from timebell.sync import Portal
 
 PRUNE_BATCH_SIZE = 500  # rows of each table per transaction
 

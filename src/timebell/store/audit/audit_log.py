@@ -68,13 +68,18 @@ INSERT_RECORD = insert(audit_log)
 
 def write_record(tx: Transaction, record: AuditRecord) -> None:
     """Insert a record."""
-    tx.execute(INSERT_RECORD, {
+    tx.execute(INSERT_RECORD, record_values(record))
+
+
+def record_values(record: AuditRecord) -> dict[str, Any]:
+    """Return the values of a record's row by column."""
+    return {
         "id": record.id, "tenant_id": record.tenant_id, "at": record.at, "actor": record.actor,
         "actor_kind": record.actor_kind, "action": record.action, "subject": record.subject,
         "subject_name": record.subject_name, "outcome": record.outcome, "code": record.code,
         "suppressed": record.suppressed, "key_id": record.key_id, "address": record.address,
         "before": _to_json(record.before), "after": _to_json(record.after), "request_id": record.request_id,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 @read_only

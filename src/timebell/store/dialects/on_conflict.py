@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Insert, Table
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 class OnConflict:
     """Inserts of rows that may exist already."""
 
-    insert_class: ClassVar[type[postgresql.Insert | sqlite.Insert]]
-    """The INSERT of the dialect in SQLAlchemy."""
+    @staticmethod
+    def insert(table: Table) -> postgresql.Insert | sqlite.Insert:
+        """Return an INSERT of the dialect in SQLAlchemy."""
+        raise NotImplementedError
 
     @classmethod
     @cache
     def insert_ignoring_duplicates(cls, table: Table) -> Insert:
         """Return an INSERT that ignores rows whose key exists already."""
-        return cls.insert_class(table).on_conflict_do_nothing()
+        return cls.insert(table).on_conflict_do_nothing()
 
     @classmethod
     @cache
@@ -29,7 +31,7 @@ class OnConflict:
         cls, table: Table, *, replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = ()
     ) -> Insert:  # fmt: skip
         """Return an INSERT that updates the rows whose key exists already; see `Operations.upsert`."""
-        statement = cls.insert_class(table)
+        statement = cls.insert(table)
         new = statement.excluded
         changes = {name: new[name] for name in replace} | {name: table.c[name] + new[name] for name in add}
         return statement.on_conflict_do_update(index_elements=key or table.primary_key.columns, set_=changes)

@@ -56,6 +56,19 @@ class InsertOperations(Protocol):
     def insert_jobs_returning(self, tx: Executor, new_jobs: Sequence[NewJob]) -> set[str]:
         """Insert jobs like `insert_jobs`; return the ids of those inserted."""
 
+    def insert_requested(self, tx: Executor, new_jobs: Sequence[NewJob]) -> tuple[set[str], set[str]]:
+        """Store the request ids of those jobs that have one, and insert the jobs whose request id was not used before.
+
+        Returns the ids of the jobs whose request id was not used, and of the jobs inserted. It does the same as
+        `reserve_request_ids` and then `insert_jobs_returning`, in one statement where the database can do that.
+        """
+
+    def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        """Insert a row of `timebell_audit_log`, and add to a counter of its tenant in `timebell_usage`.
+
+        `usage` has `day`, `slot` and `payload_bytes`. Changes with the same slot wait for each other's commit.
+        """
+
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         """Insert due jobs as `running`, as first attempts of a node; return the ids of those inserted.
 

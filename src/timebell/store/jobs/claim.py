@@ -93,6 +93,18 @@ def insert_returning_ids(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str
     return inserted
 
 
+def insert_requested(tx: Transaction, new_jobs: Sequence[NewJob]) -> tuple[set[str], set[str]]:
+    """Insert jobs like `insert_returning_ids`, except those whose request id was used before, and store request ids.
+
+    Returns the ids of the jobs whose request id was not used, and of the jobs inserted.
+    """
+    assign_queues(tx, new_jobs)
+    _notify_of(tx, new_jobs)
+    reserved, inserted = tx.dialect.insert_requested(tx, new_jobs)
+    tx.record(recent_writes.JOBS, dict.fromkeys(inserted))
+    return reserved, inserted
+
+
 def mark_serial(tx: Transaction, schedules: Iterable[str | None]) -> None:
     """Make live jobs of schedules serial if a job of the schedule waits behind them (hold `overlap`).
 

@@ -16,8 +16,8 @@ from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.store.jobs.bind_targets import bind_jobs
 from timebell.store.jobs.claim import bulk_load as load_jobs
+from timebell.store.jobs.claim import insert_requested, mark_serial
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
-from timebell.store.jobs.claim import mark_serial
 from timebell.store.jobs.complete import complete_jobs
 from timebell.store.jobs.indexes import SingleValue, UnindexedFilter, split_by_running
 from timebell.store.jobs.serial import complete_serial, lock_schedules, release_next
@@ -42,25 +42,44 @@ def create(
     loaded by the bulk path of the database. Raises Conflict, and the errors of `bind_jobs`.
     """
     distinct_jobs = [new_jobs.template] if isinstance(new_jobs, UniformJobs) else new_jobs
-    shared = ensure_tenants(tx, {job.tenant_id for job in distinct_jobs}, min(job.created_at for job in distinct_jobs))
+    is_loaded = isinstance(new_jobs, UniformJobs) or (bulk and not any(job.key or job.request_id for job in new_jobs))
+    tenant_ids, shared = {job.tenant_id for job in distinct_jobs}, False
+    if is_loaded or tenant_ids != {"default"}:  # `default` always exists
+        shared = ensure_tenants(tx, tenant_ids, min(job.created_at for job in distinct_jobs))
     bind_jobs(tx, distinct_jobs)
-    existing: dict[str, str] = {}
-    if isinstance(new_jobs, UniformJobs) or (bulk and not any(job.key or job.request_id for job in new_jobs)):
+    if is_loaded:
         assign_queues(tx, distinct_jobs)
         load_jobs(tx, new_jobs, shared=shared)
-    else:
-        existing = _reserve_request_ids(tx, [job for job in new_jobs if job.request_id], on_conflict)
-        if on_conflict == "replace":
-            for job in new_jobs:
-                if job.key and job.id not in existing:
-                    _cancel_key_holder(tx, job)
-        fresh = [job for job in new_jobs if job.id not in existing]
-        inserted = insert_jobs(tx, fresh) if fresh else set()
-        for job in fresh:
-            if job.id not in inserted and (holder := _resolve_conflict(tx, job, on_conflict)):
-                existing[job.id] = holder
+    existing = {} if is_loaded else _insert_or_find(tx, distinct_jobs, on_conflict)
     if not isinstance(new_jobs, UniformJobs):
         tx.record(CREATIONS, {job.id: job for job in new_jobs if job.id not in existing})
+    return existing
+
+
+def _insert_or_find(tx: Transaction, new_jobs: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
+    """Insert jobs that may conflict with existing ones; return the latter by the ids of jobs not inserted.
+
+    Of several jobs none is inserted before all request ids are known to be new, because a caller may commit its own
+    transaction after a Conflict.
+    """
+    requested = [job for job in new_jobs if job.request_id]
+    inserted: set[str] | None = None
+    reserved: set[str] = set()
+    if len(new_jobs) == len(requested) == 1 and on_conflict != "replace":
+        reserved, inserted = insert_requested(tx, requested)
+    elif requested:
+        reserved = tx.dialect.reserve_request_ids(tx, requested)
+    existing = _existing_by_request(tx, [job for job in requested if job.id not in reserved], on_conflict)
+    fresh = [job for job in new_jobs if job.id not in existing]
+    if on_conflict == "replace":
+        for job in fresh:
+            if job.key:
+                _cancel_key_holder(tx, job)
+    if inserted is None:
+        inserted = insert_jobs(tx, fresh) if fresh else set()
+    for job in fresh:
+        if job.id not in inserted and (holder := _resolve_conflict(tx, job, on_conflict)):
+            existing[job.id] = holder
     return existing
 
 
@@ -74,25 +93,20 @@ def ensure_tenants(tx: Transaction, ids: set[str], now: datetime) -> bool:
     return bool((known | ids) - {"default"})
 
 
-def _reserve_request_ids(tx: Transaction, new_jobs: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
-    """Reserve the request ids of jobs; return the existing jobs by the ids of jobs with a used request id.
+def _existing_by_request(tx: Transaction, repeated: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
+    """Return the existing jobs by the ids of these jobs, whose request ids were used before.
 
-    Raises Conflict for a used request id unless `on_conflict` is `keep`.
+    Raises Conflict unless `on_conflict` is `keep`.
     """
-    if not new_jobs:
+    if not repeated:
         return {}
-    reserved = tx.dialect.reserve_request_ids(tx, new_jobs)
-    repeated = [job for job in new_jobs if job.id not in reserved]  # several may have the same request id
-    existing: dict[str, str] = {}
-    if repeated:
-        is_used = tuple_(requests.c.tenant_id, requests.c.request_id).in_(
-            {(job.tenant_id, job.request_id) for job in repeated}
-        )
-        holders = {(row.tenant_id, row.request_id): row.job_id for row in tx.execute(select(requests).where(is_used))}
-        existing = {job.id: holders[job.tenant_id, str(job.request_id)] for job in repeated}
-    if existing and on_conflict != "keep":
-        job = next(job for job in new_jobs if job.id in existing)
-        raise _request_id_in_use(job.request_id, existing[job.id])
+    is_used = tuple_(requests.c.tenant_id, requests.c.request_id).in_(
+        {(job.tenant_id, job.request_id) for job in repeated}  # several may have the same request id
+    )
+    holders = {(row.tenant_id, row.request_id): row.job_id for row in tx.execute(select(requests).where(is_used))}
+    existing = {job.id: holders[job.tenant_id, str(job.request_id)] for job in repeated}
+    if on_conflict != "keep":
+        raise _request_id_in_use(repeated[0].request_id, existing[repeated[0].id])
     return existing
 
 

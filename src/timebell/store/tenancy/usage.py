@@ -13,6 +13,7 @@ from zlib import crc32
 
 from sqlalchemy import Select, delete, func, select
 
+from timebell.store.audit.audit_log import AuditRecord, record_values
 from timebell.store.jobs.indexes import NOT_RUNNING_CLAUSE
 from timebell.store.schema import jobs, schedules, tenants, usage
 from timebell.store.tenancy.tenants import get_limits
@@ -43,10 +44,19 @@ def add_usage(
     tx: Transaction, tenant_id: str, now: datetime, *, payload_bytes: int = 0, requests: int = 0, shard_key: str = ""
 ) -> None:
     """Add to today's counters; different `shard_key`s use different rows, to avoid lock contention."""
-    tx.execute(tx.dialect.upsert(usage, add=("payload_bytes", "requests")), {
-        "tenant_id": tenant_id, "day": utc_day(now), "slot": crc32(shard_key.encode()) % COUNTER_SHARDS,
-        "payload_bytes": payload_bytes, "requests": requests,
-    })  # fmt: skip
+    counter = {"tenant_id": tenant_id, "day": utc_day(now), "slot": _slot(shard_key)}
+    amounts = {"payload_bytes": payload_bytes, "requests": requests}
+    tx.execute(tx.dialect.upsert(usage, add=("payload_bytes", "requests")), counter | amounts)
+
+
+def record_change(tx: Transaction, record: AuditRecord, day: str, payload_bytes: int) -> None:
+    """Insert the audit record of a request, and add the size of its body to the counters of the tenant."""
+    counter = {"day": day, "slot": _slot(record.request_id or ""), "payload_bytes": payload_bytes}
+    tx.dialect.insert_change(tx, counter, record_values(record) | {"at": tx.dialect.to_db(record.at)})
+
+
+def _slot(shard_key: str) -> int:
+    return crc32(shard_key.encode()) % COUNTER_SHARDS
 
 
 def get_usage(tx: Transaction, tenant_id: str, now: datetime) -> TenantUsage:
@@ -68,11 +78,13 @@ def count_requests_and_get_limits(
     return get_limits(tx, tenant_id)
 
 
-def check_limits(tx: Transaction, tenant_id: str, limits: Limits, now: datetime, created_kind: str | None) -> None:
+def check_limits(
+    tx: Transaction, tenant_id: str, limits: Limits, now: datetime, created_kind: str | None, payload_bytes: int
+) -> None:
     """Enforce a tenant's limits after this transaction created objects of `created_kind` ("schedules" or "jobs").
 
-    The tenant row stays locked until the commit, so concurrent transactions cannot exceed a limit together. Raises
-    LimitReached.
+    `payload_bytes` are those of the request, which are not counted yet. The tenant row stays locked until the commit,
+    so concurrent transactions cannot exceed a limit together. Raises LimitReached.
     """
     checks = []
     if limits.schedules is not None and created_kind == "schedules":
@@ -87,7 +99,7 @@ def check_limits(tx: Transaction, tenant_id: str, limits: Limits, now: datetime,
     if limits.payload_bytes_per_day is not None:
         today = (usage.c.tenant_id == tenant_id) & (usage.c.day == utc_day(now))
         used_bytes = tx.execute(select(func.sum(usage.c.payload_bytes)).where(today)).scalar() or 0
-        if used_bytes > limits.payload_bytes_per_day:
+        if used_bytes + payload_bytes > limits.payload_bytes_per_day:
             midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
             raise _limit_reached(
                 tenant_id, "payloadBytesPerDay", limits.payload_bytes_per_day, (midnight - now).total_seconds()

@@ -9,7 +9,8 @@ from typing import Any, Unpack
 from zoneinfo import ZoneInfo
 
 from timebell.client import datetimes
-from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.job_spec import JobSpec
+from timebell.client.jobs import Jobs
 from timebell.client.options import ScheduleOptions
 from timebell.client.schedules import Schedules
 from timebell.client.validation import check_text, parse_uuid
@@ -38,8 +39,8 @@ from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.job import NewJob
 from timebell.model.page import Page
+from timebell.model.routes import InternalTarget
 from timebell.model.schedule import Schedule
-from timebell.model.target import InternalTarget
 from timebell.recurrence import Spec, zone, zone_key
 from timebell.store.dialects.base import Store
 

@@ -6,7 +6,7 @@ from timebell.features.campaigns.client.audiences import Audiences
 from timebell.features.campaigns.client.campaigns import Campaigns
 from timebell.features.campaigns.client.devices import Devices
 from timebell.features.campaigns.client.segments import Segments
-from timebell.sync import BlockingMethod, BlockingNamespace
+from timebell.portal import BlockingMethod, BlockingNamespace
 
 
 class BlockingCampaigns(BlockingNamespace[Campaigns]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timebell.features.triggers.client.connections import Connections
 from timebell.features.triggers.client.triggers import Triggers
-from timebell.sync import BlockingMethod, BlockingNamespace
+from timebell.portal import BlockingMethod, BlockingNamespace
 
 
 class BlockingTriggers(BlockingNamespace[Triggers]):

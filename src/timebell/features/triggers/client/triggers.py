@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 
-from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.job_spec import JobSpec
+from timebell.client.jobs import Jobs
 from timebell.client.secrets import check_name
 from timebell.client.validation import check_text, parse_uuid, unknown_options
 from timebell.clock import Clock

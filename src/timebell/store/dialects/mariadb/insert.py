@@ -87,6 +87,23 @@ FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
 RETURNING id
 """)
 
+ADD_USAGE = SQL("""
+INSERT INTO timebell_usage (tenant_id, day, slot, payload_bytes, requests)
+VALUES (:tenant_id, :day, :slot, :payload_bytes, 0)
+ON DUPLICATE KEY UPDATE payload_bytes = timebell_usage.payload_bytes + VALUES(payload_bytes)
+""")
+
+INSERT_RECORD = SQL("""
+INSERT INTO timebell_audit_log (
+    id, tenant_id, at, actor, actor_kind, key_id, address, action, subject, subject_name, outcome, code, suppressed,
+    `before`, `after`, request_id
+)
+VALUES (
+    :id, :tenant_id, :at, :actor, :actor_kind, :key_id, :address, :action, :subject, :subject_name, :outcome, :code,
+    :suppressed, :before, :after, :request_id
+)
+""")
+
 # Never early: the job must also be due by the server's clock, because the clock of this node may be ahead.
 INSERT_RUNNING = SQL("""
 INSERT IGNORE INTO timebell_jobs (
@@ -179,6 +196,16 @@ class InsertOperations(Values):
         for rows in batches(job_rows(new_jobs, self.to_db)):
             ids |= insert_ignore(tx, INSERT_JOBS_RETURNING, {"rows": rows})
         return ids
+
+    def insert_requested(self, tx: Executor, new_jobs: Sequence[NewJob]) -> tuple[set[str], set[str]]:
+        requested = [job for job in new_jobs if job.request_id]
+        reserved = self.reserve_request_ids(tx, requested) if requested else set()
+        fresh = [job for job in new_jobs if not job.request_id or job.id in reserved]
+        return reserved, self.insert_jobs_returning(tx, fresh) if fresh else set()
+
+    def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        tx.run_sql(ADD_USAGE, tenant_id=record["tenant_id"], **usage)
+        tx.run_sql(INSERT_RECORD, **record)
 
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         params = {"node": node, "now": self.to_db(now), "virtual_time": self.virtual_time}

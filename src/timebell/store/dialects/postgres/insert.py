@@ -70,6 +70,57 @@ ON CONFLICT DO NOTHING
 RETURNING id
 """)
 
+# RESERVE_REQUEST_IDS and INSERT_JOBS_RETURNING in one round trip.
+INSERT_REQUESTED = SQL("""
+WITH d AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(CAST(CAST(:rows AS text) AS json)) AS d (
+        id uuid, tenant_id text, topic text, schedule_id uuid, revision int, kind text, scheduled_at timestamptz,
+        run_at timestamptz, timezone text, payload text, metadata text, owner_id text, key text, target text,
+        queue text, priority int, retry text, timeout double precision, expires_at timestamptz, serial boolean,
+        created_at timestamptz, replaces uuid, local_time text, tzdata text, group_name text, conditions text,
+        route text, hold text, request_id text
+    )
+), reserved AS (
+    INSERT INTO timebell_requests (tenant_id, request_id, job_id)
+    SELECT tenant_id, request_id, id FROM d WHERE request_id IS NOT NULL
+    ON CONFLICT DO NOTHING
+    RETURNING job_id
+), inserted AS (
+    INSERT INTO timebell_jobs (
+        id, tenant_id, topic, schedule_id, revision, kind, scheduled_at, run_at, timezone, payload, metadata, owner_id,
+        key, target, queue, priority, retry, timeout, expires_at, serial, created_at, replaces, local_time, tzdata,
+        group_name, conditions, route, hold, state, attempt, attempts_used, shared
+    )
+    SELECT
+        id, tenant_id, topic, schedule_id, revision, kind, scheduled_at, run_at, timezone, payload, metadata, owner_id,
+        key, target, queue, priority, retry, timeout, expires_at, serial, created_at, replaces, local_time, tzdata,
+        group_name, conditions, route, hold, 'pending', 0, 0,
+        tenant_id <> 'default' OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id <> 'default')
+    FROM d
+    WHERE request_id IS NULL OR id IN (SELECT job_id FROM reserved)
+    ON CONFLICT DO NOTHING
+    RETURNING id
+)
+SELECT job_id AS id, false AS is_inserted FROM reserved UNION ALL SELECT id, true FROM inserted
+""")
+
+# Both inserts in one round trip.
+INSERT_CHANGE = SQL("""
+WITH counted AS (
+    INSERT INTO timebell_usage AS u (tenant_id, day, slot, payload_bytes, requests)
+    VALUES (:tenant_id, :day, :slot, :payload_bytes, 0)
+    ON CONFLICT (tenant_id, day, slot) DO UPDATE SET payload_bytes = u.payload_bytes + excluded.payload_bytes
+)
+INSERT INTO timebell_audit_log (
+    id, tenant_id, at, actor, actor_kind, key_id, address, action, subject, subject_name, outcome, code, suppressed,
+    before, after, request_id
+)
+VALUES (
+    :id, :tenant_id, :at, :actor, :actor_kind, :key_id, :address, :action, :subject, :subject_name, :outcome, :code,
+    :suppressed, :before, :after, :request_id
+)
+""")
+
 # Never early: the job must also be due by the server's clock, because the clock of this node may be ahead.
 INSERT_RUNNING = SQL("""
 INSERT INTO timebell_jobs (
@@ -146,6 +197,18 @@ class InsertOperations(Values):
     def insert_jobs_returning(self, tx: Executor, new_jobs: Sequence[NewJob]) -> set[str]:
         inserted = tx.run_sql(INSERT_JOBS_RETURNING, rows=encode(job_rows(new_jobs, self.to_db)))
         return {str(row["id"]) for row in inserted}
+
+    def insert_requested(self, tx: Executor, new_jobs: Sequence[NewJob]) -> tuple[set[str], set[str]]:
+        rows = job_rows(new_jobs, self.to_db)
+        for row, job in zip(rows, new_jobs, strict=True):
+            row["request_id"] = job.request_id
+        ids: dict[bool, set[str]] = {False: set(), True: set()}
+        for result in tx.run_sql(INSERT_REQUESTED, rows=encode(rows)):
+            ids[result["is_inserted"]].add(str(result["id"]))
+        return ids[False], ids[True]
+
+    def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        tx.run_sql(INSERT_CHANGE, **usage, **record)
 
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         rows = encode(job_rows(new_jobs, self.to_db))

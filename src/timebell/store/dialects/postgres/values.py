@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import ARRAY, JSON, ColumnElement, Select, Text, cast, func
-from sqlalchemy.dialects.postgresql import Insert
+from sqlalchemy.dialects.postgresql import insert
 
 from timebell.store.dialects.on_conflict import OnConflict
 from timebell.store.types import to_utc
@@ -16,7 +16,7 @@ from timebell.store.types import to_utc
 class Values(OnConflict):
     """Base of the operations."""
 
-    insert_class = Insert
+    insert = staticmethod(insert)
     virtual_time = False
     """True in simulations: the node's own clock decides which jobs are due, and not also the server's."""
 

@@ -88,6 +88,23 @@ ON CONFLICT DO NOTHING
 RETURNING id
 """)
 
+ADD_USAGE = SQL("""
+INSERT INTO timebell_usage (tenant_id, day, slot, payload_bytes, requests)
+VALUES (:tenant_id, :day, :slot, :payload_bytes, 0)
+ON CONFLICT (tenant_id, day, slot) DO UPDATE SET payload_bytes = timebell_usage.payload_bytes + excluded.payload_bytes
+""")
+
+INSERT_RECORD = SQL("""
+INSERT INTO timebell_audit_log (
+    id, tenant_id, at, actor, actor_kind, key_id, address, action, subject, subject_name, outcome, code, suppressed,
+    "before", "after", request_id
+)
+VALUES (
+    :id, :tenant_id, :at, :actor, :actor_kind, :key_id, :address, :action, :subject, :subject_name, :outcome, :code,
+    :suppressed, :before, :after, :request_id
+)
+""")
+
 INSERT_RUNNING = SQL("""
 WITH d AS MATERIALIZED (SELECT value FROM json_each(:rows))
 INSERT INTO timebell_jobs (
@@ -173,6 +190,16 @@ class InsertOperations(Values):
 
     def insert_jobs_returning(self, tx: Executor, new_jobs: Sequence[NewJob]) -> set[str]:
         return {row["id"] for row in tx.run_sql(INSERT_JOBS_RETURNING, rows=encode(job_rows(new_jobs, self.to_db)))}
+
+    def insert_requested(self, tx: Executor, new_jobs: Sequence[NewJob]) -> tuple[set[str], set[str]]:
+        requested = [job for job in new_jobs if job.request_id]
+        reserved = self.reserve_request_ids(tx, requested) if requested else set()
+        fresh = [job for job in new_jobs if not job.request_id or job.id in reserved]
+        return reserved, self.insert_jobs_returning(tx, fresh) if fresh else set()
+
+    def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        tx.run_sql(ADD_USAGE, tenant_id=record["tenant_id"], **usage)
+        tx.run_sql(INSERT_RECORD, **record)
 
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         rows = encode(job_rows(new_jobs, self.to_db))
