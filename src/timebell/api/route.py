@@ -413,17 +413,14 @@ async def _read_body(request: Request, capacity: Capacity, caller: Caller) -> No
         raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
     is_small = length.isdigit() and int(length) <= SMALL_BODY_BYTES
     seconds = SMALL_BODY_TIMEOUT_SECONDS if is_small else BODY_TIMEOUT_SECONDS
-    network = client_network(caller.address)
+    owners = client_network(caller.address), ("tenant", caller.tenant_id)
     try:
-        body = await capacity.bodies.read(
-            request.stream(), seconds, MAX_BODY_BYTES, network, ("tenant", caller.tenant_id)
-        )
+        body = await capacity.bodies.read(request.stream(), seconds, MAX_BODY_BYTES, *owners)
     except ClientDisconnect:
         raise BodyTooSlow(
             "The client disconnected before sending the whole body.", fix="Send the request again."
         ) from None
     except TimeoutError:
-        await capacity.turns.take(network)  # a client that sent many of them receives many responses now
         raise BodyTooSlow(
             f"The body did not arrive within {seconds:g} s, or newer ones of this client displaced it.",
             fix="Send the request again, and its body at once.",

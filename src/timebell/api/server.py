@@ -118,10 +118,11 @@ class HttpApp:
                 await refused(scope, receive, with_headers)
                 return
             self._find_client(scope)
-            if (client := scope.get("client")) is not None:
-                await self.authenticator.capacity.turns.take(client_network(client[0]))
         with tracing.incoming_trace(scope.get("headers", ())):
-            await self._route(scope, receive, with_headers)
+            request = self._route(scope, receive, with_headers)
+            client = scope.get("client")
+            network = None if client is None else client_network(client[0])
+            await self.authenticator.capacity.turns.run(network, request)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle HEAD as GET without the body, and OPTIONS here; pass everything else on."""
