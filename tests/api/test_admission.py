@@ -195,6 +195,19 @@ async def test_a_request_runs_its_next_steps_beside_one_step_of_the_requests_of_
     await asyncio.wait_for(turns.run("busy", request("busy")), 5)  # nothing is left of the burst
 
 
+async def test_requests_that_have_begun_come_before_new_ones() -> None:
+    turns, steps = Turns(), []
+
+    async def request(number: int) -> None:
+        for _ in range(3):
+            steps.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(turns.run("busy", request(number)) for number in range(20)))
+    last_steps = [len(steps) - steps[::-1].index(number) for number in range(20)]
+    assert max(last_steps[:10]) < steps.index(19)
+
+
 async def test_a_burst_of_the_only_client_leaves_the_loop_to_others_after_a_few_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -157,6 +157,7 @@ async def test_a_small_body_is_waited_for_before_anything_else(make: Make, monke
     job = b'{"topic":"a","timezone":"UTC","runAt":"2090-01-01T00:00:00Z"}'
     head = POST.replace(b"schedules", b"jobs") + b"Content-Length: %d\r\n\r\n" % len(job)
     async with make() as web, serve(web) as live:
+        assert (await web.get("/jobs")).status_code == 200  # the app is open now
         authenticated = asyncio.Event()
         authenticate = web.site.authenticator.authenticate
 
