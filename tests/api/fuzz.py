@@ -28,7 +28,7 @@ request-timeout = 60  # a claim waits for due jobs for up to 30 s
 expected-statuses = ["2xx", 400, 401, 403, 404, 409, 412, 413, 422, 428, 431, "5xx"]
 # If-Match is checked before the body.
 [checks.negative_data_rejection]
-expected-statuses = [400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429, "5xx"]
+expected-statuses = [400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429, 431, "5xx"]
 # Lines are checked one by one: the response is an operation that lists the invalid ones.
 [[operations]]
 include-operation-id = ["importDevices", "importJobs"]

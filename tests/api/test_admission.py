@@ -176,19 +176,82 @@ async def _take_at_once(slots: FairSlots) -> None:
         pass
 
 
-async def test_requests_of_one_client_begin_one_per_pass_of_the_loop() -> None:
-    turns, begun = Turns(), []
+async def test_a_request_runs_its_next_steps_beside_one_step_of_the_requests_of_another_client() -> None:
+    turns, steps = Turns(), []
 
-    async def begin(owner: str, number: int) -> None:
-        await turns.take(owner)
-        begun.append((owner, number))
+    async def request(owner: str) -> None:
+        for _ in range(5):
+            steps.append(owner)
+            await asyncio.sleep(0)
 
-    burst = [asyncio.create_task(begin("busy", number)) for number in range(50)]
+    burst = [asyncio.create_task(turns.run("busy", request("busy"))) for _ in range(50)]
     await asyncio.sleep(0)
-    burst[1].cancel()
-    other = asyncio.create_task(begin("other", 0))
-    await asyncio.gather(*burst, other, return_exceptions=True)
-    assert begun[0] == ("busy", 0)
-    assert begun.index(("other", 0)) <= 3
-    assert [number for owner, number in begun if owner == "busy"] == [0, *range(2, 50)]
-    await asyncio.wait_for(turns.take("busy"), 5)  # nothing is left of the burst
+    burst[-1].cancel()
+    await turns.run("other", request("other"))
+    during_the_other_one = steps[steps.index("other") : len(steps)]
+    await asyncio.gather(*burst, return_exceptions=True)
+    assert during_the_other_one.count("busy") <= 2 * during_the_other_one.count("other")
+    assert len(steps) == 49 * 5 + 5
+    await asyncio.wait_for(turns.run("busy", request("busy")), 5)  # nothing is left of the burst
+
+
+async def test_requests_that_have_begun_come_before_new_ones() -> None:
+    turns, steps = Turns(), []
+
+    async def request(number: int) -> None:
+        for _ in range(3):
+            steps.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(turns.run("busy", request(number)) for number in range(20)))
+    last_steps = [len(steps) - steps[::-1].index(number) for number in range(20)]
+    assert max(last_steps[:10]) < steps.index(19)
+
+
+async def test_a_burst_of_the_only_client_leaves_the_loop_to_others_after_a_few_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "SHARED_LOOP_SECONDS", 0)  # no other client now
+    turns, begun, begun_per_pass = Turns(), [], []
+
+    async def request() -> None:
+        begun.append(None)
+
+    burst = [asyncio.create_task(turns.run("busy", request())) for _ in range(100)]
+    while len(begun) < len(burst):
+        before = len(begun)
+        await asyncio.sleep(0)
+        begun_per_pass.append(len(begun) - before)
+    assert max(begun_per_pass) == admission.MAX_STEPS_PER_PASS
+
+
+async def test_a_request_in_turns_returns_raises_and_is_cancelled_like_any_other() -> None:
+    turns, cleaned = Turns(), []
+
+    async def succeed() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    async def hang() -> None:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    assert await turns.run("a", succeed()) == 7
+    with pytest.raises(ValueError):
+        await turns.run("a", fail())
+    hanging = asyncio.create_task(turns.run("a", hang()))
+    await asyncio.sleep(0.05)
+    assert not cleaned
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert cleaned == [True]

@@ -220,4 +220,6 @@ async def test_reporting_back_requires_a_secret_key(make: Make) -> None:
         web.app._targets_by_kind.pop("http")
         target = {"kind": "http", "url": f"http://127.0.0.1:{receiver.port}/status/202", "reportsBack": True}
         body = {"topic": "outside", "timezone": "UTC", "target": target}
-        is_problem(await web.post("/jobs", body), 403, "SECRET_KEY_MISSING")
+        refused = is_problem(await web.post("/jobs", body), 403, "SECRET_KEY_MISSING")
+        assert refused["detail"].startswith("Attempt tokens, with which workers and receivers report results, require")
+        assert "TIMEBELL_SECRET_KEY" in refused["fix"]

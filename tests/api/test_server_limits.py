@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from timebell.api import admission, connections, route
+from timebell.api import admission, connections, route, server
 
 from .live import serve
 from .web import NIGHTLY, is_problem, wait_until
@@ -49,13 +49,17 @@ async def test_a_slow_request_head_is_cut_off(make: Make, monkeypatch: pytest.Mo
 
 async def test_slow_and_oversized_bodies_are_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "BODY_TIMEOUT_SECONDS", 0.3)
-    monkeypatch.setattr(route, "SMALL_BODY_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(server, "SMALL_BODY_TIMEOUT_SECONDS", 0.3)
     async with make() as web, serve(web) as live:
         slow = await live.send(POST + b'Content-Length: 100\r\n\r\n{"name":')
         assert slow.split()[1] == b"408"
         assert b"BODY_TOO_SLOW" in slow
+        slow = await live.send(POST + b"Content-Length: 2000\r\n\r\n{")
+        assert slow.split()[1] == b"408"
         large = await live.send(POST + b"Content-Length: 999999999\r\n\r\n{")
         assert large.split()[1] == b"413"
+        padded = POST + b"Connection: close\r\nContent-Length: " + b"0" * 5000 + b"2\r\n\r\n{}"
+        assert (await live.send(padded)).split()[1] in (b"400", b"422")
         endless = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"10000\r\n" + b"x" * 65_536 + b"\r\n"
         assert (await live.send(endless + (b"10000\r\n" + b"x" * 65_536 + b"\r\n") * 5)).split()[1] == b"413"
         assert (await web.get("/schedules")).json()["items"] == []
@@ -134,12 +138,12 @@ async def test_reads_of_one_tenant_delay_no_other(make: Make, monkeypatch: pytes
 
 async def test_half_sent_bodies_delay_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_ARRIVING_PER_OWNER", 5)
-    monkeypatch.setattr(route, "SMALL_BODY_TIMEOUT_SECONDS", 120.0)
+    monkeypatch.setattr(route, "BODY_TIMEOUT_SECONDS", 120.0)
     job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
     async with make() as web, serve(web) as live:
         slow = [await live.connect() for _ in range(20)]
         for _, writer in slow:
-            writer.write(POST.replace(b"schedules", b"schedules/preview") + b"Content-Length: 200\r\n\r\n{")
+            writer.write(POST.replace(b"schedules", b"schedules/preview") + b"Content-Length: 2000\r\n\r\n{")
         bodies = web.site.authenticator.capacity.bodies
         await wait_until(lambda: bodies.count == 2 * 5)  # of the address, and of the tenant
         for _ in range(10):
@@ -147,6 +151,33 @@ async def test_half_sent_bodies_delay_nobody(make: Make, monkeypatch: pytest.Mon
         for _, writer in slow:
             writer.close()
         await wait_until(lambda: not bodies.count)
+
+
+async def test_a_small_body_is_waited_for_before_anything_else(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = b'{"topic":"a","timezone":"UTC","runAt":"2090-01-01T00:00:00Z"}'
+    head = POST.replace(b"schedules", b"jobs") + b"Content-Length: %d\r\n\r\n" % len(job)
+    async with make() as web, serve(web) as live:
+        assert (await web.get("/jobs")).status_code == 200  # the app is open now
+        authenticated = asyncio.Event()
+        authenticate = web.site.authenticator.authenticate
+
+        async def note(request: Any) -> Any:
+            authenticated.set()
+            return await authenticate(request)
+
+        monkeypatch.setattr(web.site.authenticator, "authenticate", note)
+        reader, writer = await live.connect()
+        writer.write(head + job[:-1])
+        _, left = await live.connect()
+        left.write(head)
+        left.close()
+        later = GET.replace(b"schedules", b"nothing") + b"Connection: close\r\n\r\n"
+        assert (await live.send(later)).split()[1] == b"404"
+        assert not authenticated.is_set()
+        writer.write(job[-1:])
+        assert (await reader.readline()).split()[1] == b"201"
+        writer.close()
+        assert len((await web.get("/jobs")).json()["items"]) == 1
 
 
 async def test_a_change_of_a_client_that_left_is_not_made(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

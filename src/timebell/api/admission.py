@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from math import inf
+from types import coroutine
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -22,6 +24,10 @@ MAX_ARRIVING_PER_OWNER = 100  # bodies under way per client network, and per ten
 MAX_WAITING_PER_OWNER = 200  # requests of one tenant that wait for a slot
 REFUSAL_DELAY_SECONDS = 1.0  # of a refusal without waiting: a client that is refused at once may try again at once
 MAX_WAIT_SECONDS = 10.0  # for a slot; most clients give up before
+MAX_STEPS_PER_PASS = 8  # of requests of one client in a pass of the event loop: a few milliseconds
+SHARED_LOOP_SECONDS = 0.05  # after steps of two clients; most requests take less from one step to the next
+
+T = TypeVar("T")
 
 
 class TooBusy(TimebellError):
@@ -110,38 +116,74 @@ async def hold_for_each(slots: FairSlots, owner: Hashable, chunks: AsyncIterable
 
 
 class Turns:
-    """Order in which requests begin: in each pass of the event loop, one of each owner (a client network).
+    """Order in which requests run on the event loop, by owner (a client network).
 
-    A client that sends hundreds of requests at the same time would otherwise occupy the loop until all of them are
-    authenticated, and the requests of others would wait.
+    A request runs in steps, from one wait to the next. Each pass of the loop runs one step of each owner while several
+    owners have requests, and MAX_STEPS_PER_PASS while only one has. So neither a request nor a job waits for a step of
+    each of the hundreds of requests of another client. Requests that have begun come first: they may hold locks.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[Hashable, tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]]] = {}
+        """Next steps of requests that have begun, and first steps."""
+        self._steps: Counter[Hashable] = Counter()
+        """Number of steps in this pass."""
+        self._last_owner: Hashable = None
+        self._shared_until = -inf
 
-    async def take(self, owner: Hashable) -> None:
-        """Return when the next request of an owner may begin: at once if it is its first one in this pass."""
+    @coroutine
+    def run(self, owner: Hashable, request: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Run a request of an owner in turns; return its result. Raises what the request raises."""
+        error: BaseException | None = None
+        has_begun = False
+        while True:
+            try:
+                yield from self._take(owner, has_begun=has_begun)
+                has_begun = True
+            except BaseException as raised:  # a cancellation, which the request handles in its next step
+                error = raised
+            try:
+                awaited = request.send(None) if error is None else request.throw(error)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            error = None
+            try:
+                yield awaited
+            except BaseException as raised:
+                error = raised
+
+    def _take(self, owner: Hashable, *, has_begun: bool) -> Generator[Any, None, None]:
+        """Return when the next step of an owner may run: at once if it has had few in this pass."""
         loop = asyncio.get_running_loop()
-        waiting = self._waiting.get(owner)
-        if waiting is not None:
-            turn = loop.create_future()
-            waiting.append(turn)
-            await turn
-            return
-        if not self._waiting:
+        now = loop.time()
+        if owner != self._last_owner:
+            self._last_owner, self._shared_until = owner, now + SHARED_LOOP_SECONDS
+        if not self._steps:
             loop.call_soon(self._begin_pass)
-        self._waiting[owner] = deque()
+        if owner in self._waiting or self._steps[owner] >= self._max_steps(now):
+            turn = loop.create_future()
+            begun, new = self._waiting.setdefault(owner, (deque(), deque()))
+            (begun if has_begun else new).append(turn)
+            yield from turn
+        else:
+            self._steps[owner] += 1
+
+    def _max_steps(self, now: float) -> int:
+        return 1 if now < self._shared_until else MAX_STEPS_PER_PASS
 
     def _begin_pass(self) -> None:
-        for owner, waiting in list(self._waiting.items()):
-            while waiting and waiting[0].done():  # cancelled
-                waiting.popleft()
-            if waiting:
-                waiting.popleft().set_result(None)
-            else:
+        loop = asyncio.get_running_loop()
+        max_steps = self._max_steps(loop.time())
+        self._steps.clear()
+        for owner, (begun, new) in list(self._waiting.items()):
+            while self._steps[owner] < max_steps and (waiting := begun or new):
+                if not (turn := waiting.popleft()).done():  # cancelled otherwise
+                    turn.set_result(None)
+                    self._steps[owner] += 1
+            if not begun and not new:
                 del self._waiting[owner]
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._begin_pass)
+        if self._steps:
+            loop.call_soon(self._begin_pass)
 
 
 class FairSlots:

@@ -25,13 +25,14 @@ from timebell.api.connections import (
     OpenConnections,
     connection_limit,
 )
-from timebell.api.problems import allowed_methods, install_handlers, problem_response
-from timebell.api.route import API_PREFIX
+from timebell.api.problems import allowed_methods, install_handlers, problem_for, problem_response
+from timebell.api.route import API_PREFIX, BodyTooSlow
 from timebell.app import Timebell
 from timebell.errors import Conflict, InvalidInput, Refused
 from timebell.ids import new_id
 
 MAX_HEADERS = 64
+SMALL_BODY_BYTES, SMALL_BODY_TIMEOUT_SECONDS = 1024, 5.0
 SHUTDOWN_GRACE_SECONDS = 5  # for responses in progress when the server stops
 CORS_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 CORS_REQUEST_HEADERS = (
@@ -118,10 +119,32 @@ class HttpApp:
                 await refused(scope, receive, with_headers)
                 return
             self._find_client(scope)
-            if (client := scope.get("client")) is not None:
-                await self.authenticator.capacity.turns.take(client_network(client[0]))
         with tracing.incoming_trace(scope.get("headers", ())):
-            await self._route(scope, receive, with_headers)
+            request = self._handle(scope, receive, with_headers)
+            client = scope.get("client")
+            network = None if client is None else client_network(client[0])
+            await self.authenticator.capacity.turns.run(network, request)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the body of a request if it is small, and pass it on.
+
+        Most requests have small bodies, which arrive with their heads. Those that do not arrive cost nothing more than
+        a timer, as they are not authenticated. Larger bodies are read later, within the limits of `ArrivingBodies`.
+        """
+        if scope["type"] == "http" and _has_small_body(scope["headers"]):
+            try:
+                async with asyncio.timeout(SMALL_BODY_TIMEOUT_SECONDS):
+                    body = await _receive_body(receive)
+            except TimeoutError:
+                error = BodyTooSlow(
+                    f"The body did not arrive within {SMALL_BODY_TIMEOUT_SECONDS:g} s.", fix="Send it at once."
+                )
+                await problem_for(error, scope["state"]["id"])(scope, receive, send)
+                return
+            if body is None:  # the client has disconnected
+                return
+            receive = _receive_again(body, receive)
+        await self._route(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle HEAD as GET without the body, and OPTIONS here; pass everything else on."""
@@ -171,12 +194,38 @@ def _refuse_head(url_size: int, headers: Sequence[tuple[bytes, bytes]], request_
 
 def _receive_head() -> Receive:
     """Return the messages of a request without a body, whose client wants no event stream."""
-    messages: Iterator[Message] = iter([{"type": "http.request", "body": b"", "more_body": False}])
+    return _receive_again(b"", _receive_disconnect)
 
-    async def receive() -> Message:
-        return next(messages, {"type": "http.disconnect"})
 
-    return receive
+async def _receive_disconnect() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _has_small_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    lengths = [value for name, value in headers if name == b"content-length"]
+    if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > len(str(SMALL_BODY_BYTES)):
+        return False
+    return 0 < int(lengths[0]) <= SMALL_BODY_BYTES
+
+
+async def _receive_body(receive: Receive) -> bytes | None:
+    """Return the body of a request; None if the client disconnects before it is complete."""
+    parts = []
+    while (message := await receive())["type"] == "http.request":
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+    return None
+
+
+def _receive_again(body: bytes, receive: Receive) -> Receive:
+    """Return a function that receives a body, and then what `receive` does."""
+    messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive_next() -> Message:
+        return next(messages, None) or await receive()
+
+    return receive_next
 
 
 def _without_body(send: Send) -> Send:

@@ -37,6 +37,12 @@ def is_soon(job_due_at: datetime, now: datetime) -> bool:
 
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
+ROWS_BY_NAME: Mapping[str, Any] = MappingProxyType({"_result_disable_adapt_to_context": True})
+"""Read the columns of a row by name only. SQLAlchemy's ORM sets this option too.
+
+Otherwise SQLAlchemy prepares each result to be read by the column objects of its statement, which takes a third of the
+processor time of a list of jobs.
+"""
 
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 READ_ONLY_OPERATIONS: set[Callable[..., Any]] = set()
@@ -144,7 +150,7 @@ class SqlTransaction:
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         self.steps()
-        return self.connection.execute(statement, rows)
+        return self.connection.execute(statement, rows, execution_options=ROWS_BY_NAME)
 
     def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],

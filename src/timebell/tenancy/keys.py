@@ -80,12 +80,15 @@ def digests(secret_key: str | None, text: str) -> list[str]:
     return [hmac.new(key.encode(), text.encode(), sha256).hexdigest() for key in split_secret_keys(secret_key)]
 
 
-def digest(secret_key: str | None, text: str) -> str:
-    """Return the digest to store for an API key. Raises Refused (SECRET_KEY_MISSING)."""
+def digest(secret_key: str | None, text: str, *, subject: str = "API keys") -> str:
+    """Return the digest to store for an API key.
+
+    Raises Refused (SECRET_KEY_MISSING), which says that `subject`, a plural, requires a secret key.
+    """
     all_digests = digests(secret_key, text)
     if not all_digests:
         raise Refused(
-            "API keys require a secret key, and this installation has none.", code="SECRET_KEY_MISSING",
+            f"{subject} require a secret key, and this installation has none.", code="SECRET_KEY_MISSING",
             fix="Set TIMEBELL_SECRET_KEY on every node: python -c 'import secrets; print(secrets.token_hex(32))'",
         )  # fmt: skip
     return all_digests[0]

@@ -15,7 +15,8 @@ from timebell.tenancy.secrets import split_secret_keys
 
 def attempt_token(secret: str | None, job_id: str, attempt: int) -> str:
     """Return the token of an attempt. Raises Refused (SECRET_KEY_MISSING)."""
-    return f"{attempt}.{digest(secret, f'attempt {job_id} {attempt}')[:40]}"
+    subject = "Attempt tokens, with which workers and receivers report results,"
+    return f"{attempt}.{digest(secret, f'attempt {job_id} {attempt}', subject=subject)[:40]}"
 
 
 def verify_attempt_token(secret: str | None, job_id: str, token: str) -> int:

@@ -460,7 +460,7 @@ def count_by_state(tx: Transaction) -> dict[str, int]:
 
 def job_from_row(row: Row[Any]) -> Job:
     """Convert a row of `jobs` or `finished` to a Job."""
-    mapping = row._mapping
+    mapping = row._asdict()
     metadata = decode(row.metadata) or {}
     attempts = decode(row.errors) or []
     skipped_to, conditions = mapping.get("skipped_to"), decode(row.conditions) or {}
