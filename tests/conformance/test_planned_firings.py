@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from timebell.features.triggers.model.trigger import (
 )
 from timebell.features.triggers.store import item_changes, item_history, sources, tables, trigger_scans, triggers
 from timebell.features.triggers.store.firing_audit import FiringAudit, audit_page
+from timebell.features.triggers.store.planned_firings import load_firings, lock_items
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
@@ -34,6 +36,7 @@ from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
 
 from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
+from .test_history_plans import count_reads
 
 HOUR = after(hours=1)
 
@@ -108,6 +111,23 @@ async def test_a_scanned_page_inserts_updates_and_keeps_items(store: Store) -> N
     assert [at for _, at in await pending(store)] == [HOUR, HOUR, after(hours=2), after(hours=2)]
     again = await store.run(item_changes.apply_read, home, page[3:4], T0, "{}", True)
     assert (again.unchanged, again.created) == (1, 0)
+
+
+@stored
+async def test_a_page_of_a_growing_source_reads_only_its_own_items(store: Store) -> None:
+    """Without statistics, PostgreSQL expects few items in a source, and would read all of them for each page."""
+    home, made = await source(store), await trigger(store)
+    rows = [ItemChange(f"{n:05}", 50, {"start_at": HOUR.isoformat()}) for n in range(4000)]
+    for first in range(0, len(rows), 1000):
+        await store.run(item_changes.apply_read, home, rows[first : first + 1000], T0)
+    page, keys = rows[:100], [row.key for row in rows[:100]]
+    reads: dict[str, Callable[[Any], Any]] = {
+        "timebell_items": lambda tx: item_changes.apply_read(tx, home, page, T0),
+        "timebell_firings": lambda tx: load_firings(tx, [made.id], keys),
+    }
+    counts = {table: await store.run(count_reads, read, table) for table, read in reads.items()}
+    assert max(counts.values()) < 1000, counts
+    assert len(await store.run(lock_items, home.id, keys)) == 100
 
 
 @stored

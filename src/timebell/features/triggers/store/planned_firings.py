@@ -50,9 +50,9 @@ PlannedFiringKey = tuple[str, str, FiringKey]
 def lock_items(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
     """Lock items until the transaction ends; return version and fields by key."""
     # Locked in key order, so that concurrent transactions cannot deadlock.
-    query = select(items).where(items.c.source_id == source_id).order_by(items.c.key)
-    query = tx.dialect.match_keys(query, items.c.key, keys)
-    return {row.key: (row.version, decode(row.fields)) for row in tx.execute(query.with_for_update())}
+    query = select(items).where(items.c.source_id == source_id).order_by(items.c.key).with_for_update()
+    rows = tx.execute(tx.dialect.match_keys(query, items.c.key, keys))
+    return {row.key: (row.version, decode(row.fields)) for row in rows}
 
 
 def reconcile_items(
@@ -177,8 +177,8 @@ def load_firings(
     by_item: dict[tuple[str, str], dict[FiringKey, Firing]] = defaultdict(dict)
     if not trigger_ids:
         return by_item
-    query = tx.dialect.match_keys(select(firings), firings.c.item, keys)
-    for row in tx.execute(query.where(firings.c.trigger_id.in_(sorted(trigger_ids)))):
+    query = select(firings).where(firings.c.trigger_id.in_(sorted(trigger_ids)))
+    for row in tx.execute(tx.dialect.match_keys(query, firings.c.item, keys)):
         by_item[row.trigger_id, row.item][FiringKey(row.step, row.recipient)] = Firing(
             at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at,
             history=tuple(FormerJob(*entry) for entry in decode(row.history) or ()),
