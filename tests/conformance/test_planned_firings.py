@@ -114,6 +114,17 @@ async def test_a_scanned_page_inserts_updates_and_keeps_items(store: Store) -> N
 
 
 @stored
+async def test_new_intervals_keep_the_position_of_the_changes_of_a_source(store: Store) -> None:
+    """Otherwise a change made meanwhile is found only when the new scan reaches its row."""
+    options = {"table": "shifts", "sweepEverySeconds": 200}
+    home = await source(store, options=options)
+    cursor = encode({"changes": "[7,2]", "began": 1, "after": "5", "rows": 1000})
+    await store.run(sources.record_full_scan, home.id, cursor, T0)
+    assert (await source(store, options={**options, "sweepEverySeconds": 100})).cursor == '{"changes":"[7,2]"}'
+    assert (await source(store, options={**options, "table": "duties"})).cursor is None
+
+
+@stored
 async def test_a_page_of_a_growing_source_reads_only_its_own_items(store: Store) -> None:
     """Without statistics, PostgreSQL expects few items in a source, and would read all of them for each page."""
     home, made = await source(store), await trigger(store)

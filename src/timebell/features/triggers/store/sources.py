@@ -29,6 +29,7 @@ from timebell.store.schema import sources
 from timebell.store.transaction import JOBS, Transaction
 
 COLUMN_SAMPLE_SIZE = 20
+INTERVAL_OPTIONS = ("everySeconds", "sweepEverySeconds")
 SOURCES = "sources"
 """Subject of notifications: a source is to be read."""
 
@@ -36,7 +37,7 @@ SOURCES = "sources"
 def upsert_source(
     tx: Transaction, source: Source, now: datetime, *, replace: bool, intervals: Mapping[str, float] | None = None
 ) -> Source:
-    """Store a source; changed options reset its cursor.
+    """Store a source; changed options start a new scan. The position of its changes is kept if only intervals differ.
 
     `intervals` are the seconds between full scans, by name, of this source and of those whose daily calls it shares.
     Raises Conflict (SOURCE_EXISTS, SOURCE_KIND_FIXED), InvalidInput (GRACE_TOO_SHORT).
@@ -66,12 +67,28 @@ def upsert_source(
             f"The source {source.name!r} is of kind {row.kind}, which cannot change.", code="SOURCE_KIND_FIXED",
             existing=row.id, fix="Create another source.",
         )  # fmt: skip
-    if decode(row.options) != source.options:
+    stored = decode(row.options)
+    if stored != source.options:
         _check_graces(tx, source.tenant_id, intervals or {})
-        changed = {"options": options, "cursor": None, "updated_at": now}
+        is_read_alike = _without_intervals(stored) == _without_intervals(source.options)
+        cursor = _position_of_changes(row.cursor) if is_read_alike else None
+        changed = {"options": options, "cursor": cursor, "updated_at": now}
         tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
         tx.notify(SOURCES)
     return source_from_row(tx.execute(select(sources).where(sources.c.id == row.id)).one())
+
+
+def _without_intervals(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in INTERVAL_OPTIONS}
+
+
+def _position_of_changes(cursor: str | None) -> str | None:
+    """Return a cursor without the scan in progress.
+
+    Changes from then on are read at once, and not only when the new scan reaches their rows.
+    """
+    changes = decode(cursor or "{}").get("changes")
+    return None if changes is None else encode({"changes": changes})
 
 
 def _check_graces(tx: Transaction, tenant_id: str, intervals: Mapping[str, float]) -> None:
