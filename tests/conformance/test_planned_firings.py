@@ -35,7 +35,7 @@ from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
 from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
 
-from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
+from .helpers import T0, Store, after, claim, create, end, ending, everything, execute, get, job, started, stored
 from .test_history_plans import count_reads
 
 HOUR = after(hours=1)
@@ -122,6 +122,27 @@ async def test_new_intervals_keep_the_position_of_the_changes_of_a_source(store:
     await store.run(sources.record_full_scan, home.id, cursor, T0)
     assert (await source(store, options={**options, "sweepEverySeconds": 100})).cursor == '{"changes":"[7,2]"}'
     assert (await source(store, options={**options, "table": "duties"})).cursor is None
+
+
+@stored
+async def test_concurrent_reads_of_new_rows_create_each_job_once(store: Store) -> None:
+    """A transaction that inserts the same rows as another one is repeated."""
+    home, _ = await source(store), await trigger(store)
+    page = [ItemChange(f"{n:03}", 50, {"start_at": HOUR.isoformat()}) for n in range(300)]
+    reads = [store.run(item_changes.apply_read, home, page, T0) for _ in range(4)]
+    assert sum(summary.created for summary in await asyncio.gather(*reads)) == 300
+    assert len({key for key, _ in await pending(store)}) == 300
+
+
+@stored
+async def test_a_read_row_whose_key_has_a_job_has_no_job(store: Store) -> None:
+    """A user may have created a job with the key of a firing; the other rows are not affected."""
+    home, made = await source(store), await trigger(store)
+    await create(store, job(key=f"trigger__{made.id}__b__0"))
+    page = [ItemChange(key, 50, {"start_at": HOUR.isoformat()}) for key in "abc"]
+    assert (await store.run(item_changes.apply_read, home, page, T0)).created == 2
+    query = select(tables.firings.c.item).where(tables.firings.c.job_id.is_not(None)).order_by("item")
+    assert [row.item for row in await execute(store, query)] == ["a", "c"]
 
 
 @stored

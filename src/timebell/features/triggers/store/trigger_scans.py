@@ -38,7 +38,7 @@ def scan_batch(tx: Transaction, operation: Operation, limit: int, now: datetime)
     rows = tx.execute(query.order_by(items.c.key).limit(limit).with_for_update()).all()
     observed = ChangeSummary()
     fields_by_key: dict[str, ItemFields] = {row.key: decode(row.fields) for row in rows}
-    reconcile_items(tx, [trigger], fields_by_key, now, observed)
+    reconcile_items(tx, [trigger], fields_by_key, now, observed, bulk=True)
     skipped = observed.unreadable + observed.late
     alive = sum(fields is not None for fields in fields_by_key.values())
     return StepResult(max(0, alive - skipped), 0, skipped, rows[-1].key if len(rows) == limit else None)
