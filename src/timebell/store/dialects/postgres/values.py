@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, JSON, ColumnElement, Select, Text, cast, func, literal_column, select, true
+from sqlalchemy import JSON, ColumnElement, Select, Text, cast, func, literal, literal_column, select, true
 from sqlalchemy.dialects.postgresql import Insert
 
+from timebell.store.dialects.batches import encode
 from timebell.store.dialects.on_conflict import OnConflict
 from timebell.store.types import to_utc
 
@@ -34,8 +35,9 @@ class Values(OnConflict):
         The query is executed once per value: OFFSET 0 keeps it from being merged into a join. Without statistics, as of
         a table that is growing, the plan of a join or of `IN (...)` reads all rows that match the other conditions.
         """
-        values = func.unnest(cast(sorted(keys), ARRAY(Text))).table_valued("key").render_derived()
-        rows = query.where(column == values.c.key).offset(literal_column("0")).lateral()
+        given = cast(literal(encode(sorted(keys)), Text), JSON)  # encoding an array of text takes longer
+        values = func.json_array_elements_text(given).table_valued("value").render_derived()
+        rows = query.where(column == values.c.value).offset(literal_column("0")).lateral()
         return select(rows).select_from(values).join(rows, true())
 
     def json_text(self, column: ColumnElement[str], names: Sequence[str]) -> ColumnElement[str]:
