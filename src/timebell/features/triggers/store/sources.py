@@ -225,10 +225,14 @@ def count_items(tx: Transaction, source_id: str) -> int:
     return int(tx.execute(select(func.count()).select_from(items).where(alive)).scalar_one())
 
 
-def awaits_first_scan(tx: Transaction, source_id: str) -> bool:
-    """Return whether a polled source has not completed its first full scan."""
-    row = tx.execute(select(sources.c.kind, sources.c.synced_at).where(sources.c.id == source_id)).one()
-    return bool(row.kind != "webhook" and row.synced_at is None)
+def count_rows_of_first_scan(tx: Transaction, source_id: str) -> int | None:
+    """Return how many rows the first full scan of a polled source has read; None if it has ended."""
+    row = tx.execute(
+        select(sources.c.kind, sources.c.synced_at, sources.c.cursor).where(sources.c.id == source_id)
+    ).one()
+    if row.kind == "webhook" or row.synced_at is not None:
+        return None
+    return int(decode(row.cursor or "{}").get("rows", 0))  # the poller stores it with the position of the scan
 
 
 def find_trigger(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
