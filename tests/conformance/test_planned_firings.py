@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from timebell.features.triggers.model.trigger import (
 )
 from timebell.features.triggers.store import item_changes, item_history, sources, tables, trigger_scans, triggers
 from timebell.features.triggers.store.firing_audit import FiringAudit, audit_page
+from timebell.features.triggers.store.planned_firings import load_firings, lock_items
 from timebell.ids import new_id
 from timebell.model.job import Kind
 from timebell.model.operation import OperationState
@@ -33,7 +35,8 @@ from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
 from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
 
-from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
+from .helpers import T0, Store, after, claim, create, end, ending, everything, execute, get, job, started, stored
+from .test_history_plans import count_reads
 
 HOUR = after(hours=1)
 
@@ -108,6 +111,55 @@ async def test_a_scanned_page_inserts_updates_and_keeps_items(store: Store) -> N
     assert [at for _, at in await pending(store)] == [HOUR, HOUR, after(hours=2), after(hours=2)]
     again = await store.run(item_changes.apply_read, home, page[3:4], T0, "{}", True)
     assert (again.unchanged, again.created) == (1, 0)
+
+
+@stored
+async def test_new_intervals_keep_the_position_of_the_changes_of_a_source(store: Store) -> None:
+    """Otherwise a change made meanwhile is found only when the new scan reaches its row."""
+    options = {"table": "shifts", "sweepEverySeconds": 200}
+    home = await source(store, options=options)
+    cursor = encode({"changes": "[7,2]", "began": 1, "after": "5", "rows": 1000})
+    await store.run(sources.record_full_scan, home.id, cursor, T0)
+    assert (await source(store, options={**options, "sweepEverySeconds": 100})).cursor == '{"changes":"[7,2]"}'
+    assert (await source(store, options={**options, "table": "duties"})).cursor is None
+
+
+@stored
+async def test_concurrent_reads_of_new_rows_create_each_job_once(store: Store) -> None:
+    """A transaction that inserts the same rows as another one is repeated."""
+    home, _ = await source(store), await trigger(store)
+    page = [ItemChange(f"{n:03}", 50, {"start_at": HOUR.isoformat()}) for n in range(300)]
+    reads = [store.run(item_changes.apply_read, home, page, T0) for _ in range(4)]
+    assert sum(summary.created for summary in await asyncio.gather(*reads)) == 300
+    assert len({key for key, _ in await pending(store)}) == 300
+
+
+@stored
+async def test_a_read_row_whose_key_has_a_job_has_no_job(store: Store) -> None:
+    """A user may have created a job with the key of a firing; the other rows are not affected."""
+    home, made = await source(store), await trigger(store)
+    await create(store, job(key=f"trigger__{made.id}__b__0"))
+    page = [ItemChange(key, 50, {"start_at": HOUR.isoformat()}) for key in "abc"]
+    assert (await store.run(item_changes.apply_read, home, page, T0)).created == 2
+    query = select(tables.firings.c.item).where(tables.firings.c.job_id.is_not(None)).order_by("item")
+    assert [row.item for row in await execute(store, query)] == ["a", "c"]
+
+
+@stored
+async def test_a_page_of_a_growing_source_reads_only_its_own_items(store: Store) -> None:
+    """Without statistics, PostgreSQL expects few items in a source, and would read all of them for each page."""
+    home, made = await source(store), await trigger(store)
+    rows = [ItemChange(f"{n:05}", 50, {"start_at": HOUR.isoformat()}) for n in range(4000)]
+    for first in range(0, len(rows), 1000):
+        await store.run(item_changes.apply_read, home, rows[first : first + 1000], T0)
+    page, keys = rows[:100], [row.key for row in rows[:100]]
+    reads: dict[str, Callable[[Any], Any]] = {
+        "timebell_items": lambda tx: item_changes.apply_read(tx, home, page, T0),
+        "timebell_firings": lambda tx: load_firings(tx, [made.id], keys),
+    }
+    counts = {table: await store.run(count_reads, read, table) for table, read in reads.items()}
+    assert max(counts.values()) < 1000, counts
+    assert len(await store.run(lock_items, home.id, keys)) == 100
 
 
 @stored

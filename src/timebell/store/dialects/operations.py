@@ -283,7 +283,10 @@ class Operations(
         """Return the clause of an INSERT that does the same as `upsert`, as SQL; cached."""
 
     def match_keys(self, query: Select[Any], column: ColumnElement[str], keys: Collection[str]) -> Select[Any]:
-        """Restrict a query to rows whose text column has one of many values, found by an index of the column."""
+        """Restrict a query to rows whose text column has one of many values, found by an index of the column.
+
+        The query is complete, with its locks and their order. The rows are in no order.
+        """
 
     def json_text(self, column: ColumnElement[str], names: Sequence[str]) -> ColumnElement[str]:
         """Return an expression for the text at a path of names in a JSON text."""

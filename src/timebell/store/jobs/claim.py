@@ -157,6 +157,21 @@ def bulk_load(tx: Transaction, new_jobs: Sequence[NewJob] | UniformJobs, *, shar
     tx.record(recent_writes.JOBS, dict.fromkeys(_field_values(new_jobs, "id")))
 
 
+def bulk_load_keyed(tx: Transaction, new_jobs: Sequence[NewJob], *, shared: bool) -> set[str]:
+    """Bulk insert jobs of one tenant with different keys; return the ids of those inserted.
+
+    A job whose key has a live job is skipped. If another transaction inserts one of the keys at the same time, this one
+    fails, and `Store.run` repeats it.
+    """
+    assign_queues(tx, new_jobs)
+    query = select(jobs.c.key).where(jobs.c.tenant_id == new_jobs[0].tenant_id)
+    live = set(tx.execute(tx.dialect.match_keys(query, jobs.c.key, [str(job.key) for job in new_jobs])).scalars())
+    free = [job for job in new_jobs if job.key not in live]
+    if free:
+        bulk_load(tx, free, shared=shared)
+    return {job.id for job in free}
+
+
 def _field_values(new_jobs: Sequence[NewJob] | UniformJobs, field: str) -> list[Any]:
     """Return the values of a field of jobs; of UniformJobs a single value if all have the same."""
     if not isinstance(new_jobs, UniformJobs):

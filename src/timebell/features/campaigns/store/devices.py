@@ -267,14 +267,12 @@ def topic_has_devices(tx: Transaction, tenant_id: str, topic: str) -> bool:
 
 
 def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False) -> dict[str, Device]:
-    """Return the devices with these hashes, which include the tenant.
-
-    There is no condition on the tenant: without statistics of a new table, PostgreSQL would read all its devices.
-    """
-    query = tx.dialect.match_keys(select(devices).order_by(d.id), d.token_hash, list(hashes))
+    """Return the devices with these hashes, which include the tenant."""
+    query = select(devices).order_by(d.token_hash)
     if lock:
-        query = query.with_for_update(of=devices)
-    return {row.token_hash: device_from_row(row) for row in tx.execute(query)}
+        query = query.with_for_update()
+    rows = tx.execute(tx.dialect.match_keys(query, d.token_hash, list(hashes)))
+    return {row.token_hash: device_from_row(row) for row in rows}
 
 
 def _fields_to_row(tenant_id: str, fields: Mapping[str, Any], hashed: str, now: Any) -> tuple[Any, ...]:

@@ -55,13 +55,14 @@ MAX_ROWS_IN_MESSAGE = 3  # rejected rows listed in an error message
 
 @dataclass(slots=True)
 class Scan:
-    """A full scan in progress: where it began and continues, and the keys and rejected rows found so far.
+    """A full scan in progress: where it began and continues, and the rows, keys and rejected rows found so far.
 
     After its last page, the known items that it did not find are checked, from the key `checked` on.
     """
 
     started: int
     after: str | None
+    rows: int = 0
     is_read: bool = False
     checked: str | None = None
     seen: set[str] = field(default_factory=set)
@@ -270,7 +271,7 @@ class SourcePoller:
         position = _stored_position(source)
         if (scan := watch.scan) is None:
             started = epoch_micros(self.node.clock.now())
-            scan = watch.scan = Scan(position.get("began", started), position.get("after"))
+            scan = watch.scan = Scan(position.get("began", started), position.get("after"), position.get("rows", 0))
         if "changes" not in position and (page := await adapter.read_changes(None, adapter.page_size)) is not None:
             position["changes"] = page.cursor
         while True:
@@ -284,7 +285,7 @@ class SourcePoller:
                 except SourceFailed as error:
                     if error.code != "SOURCE_CURSOR_LOST" or scan.after is None:
                         raise
-                    scan.after = None  # restart; the items already found stay marked as seen
+                    scan.after, scan.rows = None, 0  # restart; the items already found stay marked as seen
                     continue
                 scan.is_read = scan.after is None
             if watch.changed_keys or self.node.clock.monotonic() >= until:
@@ -297,7 +298,8 @@ class SourcePoller:
         read_at, now = epoch_micros(self.node.clock.now()), self.node.clock.monotonic()
         page = await adapter.read_page(scan.after, adapter.page_size)
         scan.seen.update(page.rows, page.problems)
-        position |= {"began": scan.started, "after": page.cursor}
+        scan.rows += len(page.rows) + len(page.problems)
+        position |= {"began": scan.started, "after": page.cursor, "rows": scan.rows}
         saves = scan.saved_at is None or now - scan.saved_at >= SAVE_INTERVAL_SECONDS
         scan.rejected += await self._apply_page(source, page, read_at, json.dumps(position), saves=saves)
         scan.saved_at = now if saves else scan.saved_at

@@ -26,8 +26,9 @@ def select_edge(value: Any, edge: str) -> Any:
     Other values are returned as they are.
     """
     position = RANGE_EDGES.index(edge)
-    if isinstance(value, str) and len(value) <= 200 and (match := RANGE_TEXT.fullmatch(value.strip())) is not None:
-        return match[position + 1].strip()
+    if isinstance(value, str):
+        match = RANGE_TEXT.fullmatch(value.strip()) if "/" in value and len(value) <= 200 else None
+        return value if match is None else match[position + 1].strip()
     if isinstance(value, Mapping):
         for names in RANGE_FIELDS:
             if value.keys() & set(names):
@@ -45,7 +46,9 @@ def parse_column_zone(value: Any) -> str | None:
 
 def parse_value_zone(value: Any) -> str | None:
     """Return the time zone that an RFC 9557 value contains; None if it contains none, or an unknown one."""
-    match = RFC_9557_ZONE.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 100 else None
+    if not isinstance(value, str) or "[" not in value or len(value) > 100:
+        return None
+    match = RFC_9557_ZONE.fullmatch(value.strip())
     return None if match is None else parse_column_zone(match[2])
 
 
@@ -61,7 +64,7 @@ def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
         return None
     text = value.strip()
     try:
-        if (named := RFC_9557_ZONE.fullmatch(text)) is not None:
+        if "[" in text and (named := RFC_9557_ZONE.fullmatch(text)) is not None:
             text, timezone = named[1], named[2]
         instant = datetime.fromisoformat(text)
         if instant.tzinfo is None:

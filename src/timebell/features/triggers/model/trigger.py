@@ -262,6 +262,8 @@ def firing_job_key(trigger_id: str, item: str, firing_key: FiringKey) -> str:
 def _escape_part(name: str) -> str:
     """Escape underscores at the ends of a part and next to another one, so that `__` only separates parts."""
     quoted = name.replace("%", "%25")
+    if "_" not in quoted:
+        return quoted
     return re.sub(r"^_|_$|_(?=_)|(?<=_)_", "%5F", quoted)
 
 
@@ -343,7 +345,8 @@ def reconcile(
             changes.too_late.append(key)
         if not late and not fired:
             changes.create[key] = at
-    changes.cancel.extend(key for key, firing in firings.items() if firing.at is not None and key not in desired)
+    if firings:
+        changes.cancel.extend(key for key, firing in firings.items() if firing.at is not None and key not in desired)
     return changes
 
 

@@ -313,10 +313,11 @@ class SqlTable:
             key = key_text(value)
             if key in items:
                 problems[key] = f"Several rows have the {self.key} {key!r:.60}, so it does not identify a row."
-            elif (invalid := next((name for name in row if type(row[name]) is InvalidText), None)) is not None:
+            elif InvalidText in map(type, row.values()):
+                invalid = next(name for name in row if type(row[name]) is InvalidText)
                 problems.setdefault(key, f"A value cannot be read: {invalid} is {row[invalid]!r:.200} in UTF-8.")
             items[key] = {name: to_json_value(value) for name, value in row.items()}
-        return {key: item for key, item in items.items() if key not in problems}
+        return {key: item for key, item in items.items() if key not in problems} if problems else items
 
     async def _fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Run a query. Raises SourceFailed."""

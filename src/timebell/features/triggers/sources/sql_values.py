@@ -11,6 +11,7 @@ from uuid import UUID
 
 MAX_BINARY_BYTES = 64
 """Longer binary values are not read: they are no keys or people."""
+BINARY_TYPES = (bytes, bytearray, memoryview)
 
 
 class InvalidText(str):
@@ -25,6 +26,11 @@ def to_json_value(value: Any) -> Any:
     Values that JSON cannot represent, such as NaN, are null. Text that is a JSON list is a list, because SQLite has no
     list type. A binary value is its hexadecimal text.
     """
+    kind = type(value)
+    if kind is datetime:  # first those that nearly all columns have, because this runs for each value of a scan
+        return value.isoformat()
+    if kind is int and -(2**63) <= value < 2**64:
+        return value
     match value:
         case None | bool():
             return value
@@ -50,7 +56,7 @@ def to_json_value(value: Any) -> Any:
 
 def key_text(value: Any) -> str:
     """Return a key as text. A binary key is its hexadecimal text."""
-    return bytes(value).hex() if isinstance(value, bytes | bytearray | memoryview) else str(value)
+    return bytes(value).hex() if isinstance(value, BINARY_TYPES) else str(value)
 
 
 def parse_key(text: str, key_type: type) -> Any:
@@ -69,7 +75,7 @@ def encode_key(value: Any) -> Any:
         return {"datetime": value.isoformat()}
     if isinstance(value, UUID):
         return {"uuid": str(value)}
-    if isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, BINARY_TYPES):
         return {"bytes": bytes(value).hex()}
     return value if isinstance(value, int | float) else str(value)
 

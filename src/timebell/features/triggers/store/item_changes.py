@@ -108,17 +108,19 @@ def apply_read(
 
     So a read of unchanged rows writes nothing. The version of an equal item stays older than this read, which matters
     only if a still older read with other values is applied later: the next read corrects it.
+
+    Only for `Store.run`, which repeats it if another transaction inserts one of the items at the same time.
     """
     query = select(items.c.key, items.c.fields, items.c.problem).where(items.c.source_id == source.id)
     query = tx.dialect.match_keys(query, items.c.key, [change.key for change in changes])
-    stored = {row.key: (row.fields, row.problem) for row in tx.execute(query)}
+    stored = {key: (fields, problem) for key, fields, problem in map(tuple, tx.execute(query).all())}
     differing = [change for change in changes if _differs(change, stored.get(change.key))]
     if cursor is not None and (differing or saves):
         _store_cursor(tx, source, cursor)
     summary = ChangeSummary(unchanged=len(changes) - len(differing))
     if differing:
         inserted = _insert_items(tx, source, [change for change in differing if change.key not in stored], now)
-        reconcile_items(tx, list_triggers_of_source(tx, source), inserted, now, summary)
+        reconcile_items(tx, list_triggers_of_source(tx, source), inserted, now, summary, bulk=True)
         summary.changed += len(inserted)
         summary.add(apply_changes(tx, source, [change for change in differing if change.key not in inserted], now))
     known_problems = {change.key for change in changes if change.problem is not None} - {c.key for c in differing}
@@ -129,35 +131,33 @@ def apply_read(
 def _insert_items(
     tx: Transaction, source: Source, changes: Sequence[ItemChange], now: datetime
 ) -> dict[str, ItemFields]:  # fmt: skip
-    """Insert items that do not exist; return the fields of those that were inserted.
+    """Insert items that do not exist, as nearly all rows of a first scan; return their fields.
 
-    A first scan inserts nearly all of its rows in this way, with one statement instead of three.
+    Changes that do not only set fields are left out.
     """
     rows, fields = [], dict[str, ItemFields]()
     for change in sorted(changes, key=lambda change: change.key):
         new_fields, encoded, problem = _encode_change(change, None)
         if encoded is not None and problem is None and key_problem(change.key) is None:
             fields[change.key] = new_fields
-            rows.append({
-                "source_id": source.id, "key": change.key, "tenant_id": source.tenant_id, "version": change.version,
-                "fields": encoded, "updated_at": now,
-            })  # fmt: skip
-    if not rows:
-        return {}
-    insert = tx.dialect.insert_ignoring_duplicates(items).returning(items.c.key)
-    return {key: fields[key] for key in tx.execute(insert, rows).scalars()}
+            rows.append((change.key, change.version, encoded))
+    if rows:
+        constants = {"source_id": source.id, "tenant_id": source.tenant_id, "updated_at": tx.dialect.to_db(now)}
+        tx.bulk_insert(items.name, ("key", "version", "fields"), rows, constants)
+    return fields
 
 
 def _differs(change: ItemChange, stored: tuple[str | None, str | None] | None) -> bool:
     """Return whether a row differs from the stored item."""
     if stored is None:
         return True
-    if change.problem is not None or stored[1] is not None:
-        return change.problem != stored[1]
+    fields, problem = stored
+    if change.problem is not None or problem is not None:
+        return change.problem != problem
     if change.fields is None:
-        return stored[0] is not None
+        return fields is not None
     try:
-        return stored != (orjson.dumps(change.fields).decode(), None)
+        return fields != orjson.dumps(change.fields).decode()
     except (TypeError, ValueError):
         return True
 
@@ -167,4 +167,4 @@ def list_known_keys(tx: Transaction, source_id: str, after: str | None, limit: i
     query = select(items.c.key).where(items.c.source_id == source_id, items.c.fields.is_not(None))
     if after is not None:
         query = query.where(items.c.key > after)
-    return list(tx.execute(query.order_by(items.c.key).limit(limit)).scalars())
+    return list(tx.execute(query.order_by(items.c.key).limit(limit)).scalars().all())

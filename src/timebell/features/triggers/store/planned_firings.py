@@ -6,7 +6,7 @@ Reconciling an item holds its row lock, so its firings change in one transaction
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,8 +32,10 @@ from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Completion, JobState, Kind, NewJob
 from timebell.model.payload import MAX_PAYLOAD_BYTES, decode, encode
 from timebell.model.routes import route_for
+from timebell.store.jobs.claim import bulk_load_keyed
 from timebell.store.jobs.claim import insert_returning_ids as insert_jobs
 from timebell.store.jobs.complete import complete_jobs
+from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import jobs
 from timebell.store.transaction import Transaction
 
@@ -42,6 +44,7 @@ LATE_WINDOW = timedelta(days=1)
 PAYLOAD_HEADROOM_BYTES = 4096
 """Added to the payload limit: a trigger's payload is validated with a short key and recipient, real ones are longer."""
 
+NO_FIRING = Firing(at=None)
 ItemFields = Mapping[str, Any] | None
 PlannedFiringKey = tuple[str, str, FiringKey]
 """Trigger id, item key, firing key."""
@@ -50,9 +53,9 @@ PlannedFiringKey = tuple[str, str, FiringKey]
 def lock_items(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
     """Lock items until the transaction ends; return version and fields by key."""
     # Locked in key order, so that concurrent transactions cannot deadlock.
-    query = select(items).where(items.c.source_id == source_id).order_by(items.c.key)
-    query = tx.dialect.match_keys(query, items.c.key, keys)
-    return {row.key: (row.version, decode(row.fields)) for row in tx.execute(query.with_for_update())}
+    query = select(items).where(items.c.source_id == source_id).order_by(items.c.key).with_for_update()
+    rows = tx.execute(tx.dialect.match_keys(query, items.c.key, keys))
+    return {row.key: (row.version, decode(row.fields)) for row in rows}
 
 
 def reconcile_items(
@@ -61,10 +64,13 @@ def reconcile_items(
     fields_by_key: Mapping[str, ItemFields],
     now: datetime,
     observed: ChangeSummary,
+    *,
+    bulk: bool = False,
 ) -> None:
     """Create, move and cancel jobs until they match the desired firings of these triggers for these locked items.
 
-    Records why desired firings are not planned. Counts are added to `observed`.
+    Records why desired firings are not planned. Counts are added to `observed`. With `bulk`, which is only for
+    `Store.run`, new rows are loaded by the bulk path of the database.
     """
     firings_by_item = load_firings(tx, [trigger.id for trigger in triggers], list(fields_by_key))
     plan = _Plan({trigger.id: trigger for trigger in triggers}, firings_by_item)
@@ -89,7 +95,7 @@ def reconcile_items(
                 is_skipped = known is not None and known.reason == "skipped" and firing_key in wanted
                 if known != not_fired.get(firing_key) and not is_skipped:
                     plan.not_fired[trigger.id, item, firing_key] = not_fired.get(firing_key)
-    _apply_plan(tx, plan, now, observed)
+    _apply_plan(tx, plan, now, observed, bulk=bulk)
 
 
 def _describe_late(at: datetime, now: datetime) -> NotFired:
@@ -108,7 +114,7 @@ class _Plan:
     not_fired: dict[PlannedFiringKey, NotFired | None] = field(default_factory=dict)
 
 
-def _apply_plan(tx: Transaction, plan: _Plan, now: datetime, observed: ChangeSummary) -> None:
+def _apply_plan(tx: Transaction, plan: _Plan, now: datetime, observed: ChangeSummary, *, bulk: bool) -> None:
     if not plan.new and not plan.cancel and not plan.not_fired:
         return
     replaced = {firing.job_id: plan.new.get(key) for key, firing in plan.cancel.items() if firing.job_id is not None}
@@ -117,33 +123,59 @@ def _apply_plan(tx: Transaction, plan: _Plan, now: datetime, observed: ChangeSum
         if (job := replaced[id_]) is not None:
             job.replaces = id_
     observed.cancelled += len(prevented)
-    inserted = insert_jobs(tx, list(plan.new.values())) if plan.new else set()
+    inserted = _insert_jobs(tx, list(plan.new.values()), now, bulk=bulk) if plan.new else set()
     observed.created += len(inserted)
-    rows = []
+    rows, new_rows = list[dict[str, Any]](), list[dict[str, Any]]()
     for key in {**plan.cancel, **plan.new, **plan.not_fired}:
-        trigger_id, item, firing_key = key
-        trigger, old = plan.triggers[trigger_id], plan.previous[trigger_id, item].get(firing_key, Firing(at=None))
-        at, job_id, fired_at, history = old.at, old.job_id, old.fired_at, old.history
-        if key in plan.cancel or key in plan.new:
-            job = plan.new.get(key)
-            planned = job if job is not None and job.id in inserted else None
-            if old.at is not None:
-                has_fired = old.job_id not in prevented
-                fired_at = old.at if has_fired else fired_at
-                former = FormerJob(old.job_id or "", epoch_micros(old.at), has_fired)
-                history = (*history, former)[-MAX_FORMER_JOBS:]
-            at, job_id = (None, None) if planned is None else (planned.scheduled_at, planned.id)
-        not_fired = plan.not_fired.get(key, old.not_fired) if job_id is None else None
-        rows.append({
-            "trigger_id": trigger_id, "item": item, "step": firing_key.offset, "recipient": firing_key.recipient,
-            "tenant_id": trigger.tenant_id, "revision": trigger.revision, "at": at, "job_id": job_id,
-            "fired_at": fired_at, "history": encode([list(job) for job in history], "history") if history else None,
-            "not_fired": None if not_fired is None else not_fired.reason,
-            "detail": None if not_fired is None else not_fired.detail,
-            "not_fired_at": None if not_fired is None else now,
-        })  # fmt: skip
-    changed = ("at", "job_id", "revision", "fired_at", "history", "not_fired", "detail", "not_fired_at")
-    tx.execute(tx.dialect.upsert(firings, replace=changed), rows)
+        known = plan.previous[key[0], key[1]].get(key[2])
+        row = _build_row(plan, key, known or NO_FIRING, inserted, prevented, now)
+        (new_rows if bulk and known is None else rows).append(row)
+    if rows:
+        changed = ("at", "job_id", "revision", "fired_at", "history", "not_fired", "detail", "not_fired_at")
+        tx.execute(tx.dialect.upsert(firings, replace=changed), rows)
+    if new_rows:
+        _load_firings(tx, new_rows)
+
+
+def _build_row(
+    plan: _Plan, key: PlannedFiringKey, old: Firing, inserted: Set[str], prevented: Set[str], now: datetime
+) -> dict[str, Any]:  # fmt: skip
+    """Return the row of a firing once the plan is applied; `inserted` and `prevented` are ids of jobs."""
+    trigger_id, item, firing_key = key
+    trigger = plan.triggers[trigger_id]
+    at, job_id, fired_at, history = old.at, old.job_id, old.fired_at, old.history
+    if key in plan.cancel or key in plan.new:
+        job = plan.new.get(key)
+        planned = job if job is not None and job.id in inserted else None
+        if old.at is not None:
+            has_fired = old.job_id not in prevented
+            fired_at = old.at if has_fired else fired_at
+            former = FormerJob(old.job_id or "", epoch_micros(old.at), has_fired)
+            history = (*history, former)[-MAX_FORMER_JOBS:]
+        at, job_id = (None, None) if planned is None else (planned.scheduled_at, planned.id)
+    not_fired = plan.not_fired.get(key, old.not_fired) if job_id is None else None
+    return {
+        "trigger_id": trigger_id, "item": item, "step": firing_key.offset, "recipient": firing_key.recipient,
+        "tenant_id": trigger.tenant_id, "revision": trigger.revision, "at": at, "job_id": job_id,
+        "fired_at": fired_at, "history": encode([list(job) for job in history], "history") if history else None,
+        "not_fired": None if not_fired is None else not_fired.reason,
+        "detail": None if not_fired is None else not_fired.detail,
+        "not_fired_at": None if not_fired is None else now,
+    }  # fmt: skip
+
+
+def _insert_jobs(tx: Transaction, new_jobs: Sequence[NewJob], now: datetime, *, bulk: bool) -> set[str]:
+    """Insert jobs of one tenant; return the ids of those inserted."""
+    if not bulk:
+        return insert_jobs(tx, new_jobs)
+    return bulk_load_keyed(tx, new_jobs, shared=ensure_tenants(tx, {new_jobs[0].tenant_id}, now))
+
+
+def _load_firings(tx: Transaction, rows: Sequence[dict[str, Any]]) -> None:
+    to_db = tx.dialect.to_db
+    for row in rows:
+        row["at"], row["not_fired_at"] = to_db(row["at"]), to_db(row["not_fired_at"])
+    tx.bulk_insert(firings.name, list(rows[0]), (tuple(row.values()) for row in rows))
 
 
 def withdraw_jobs(tx: Transaction, successors: Mapping[str, NewJob | None], now: datetime) -> set[str]:
@@ -177,8 +209,8 @@ def load_firings(
     by_item: dict[tuple[str, str], dict[FiringKey, Firing]] = defaultdict(dict)
     if not trigger_ids:
         return by_item
-    query = tx.dialect.match_keys(select(firings), firings.c.item, keys)
-    for row in tx.execute(query.where(firings.c.trigger_id.in_(sorted(trigger_ids)))):
+    query = select(firings).where(firings.c.trigger_id.in_(sorted(trigger_ids)))
+    for row in tx.execute(tx.dialect.match_keys(query, firings.c.item, keys)):
         by_item[row.trigger_id, row.item][FiringKey(row.step, row.recipient)] = Firing(
             at=row.at, job_id=row.job_id, revision=row.revision, fired_at=row.fired_at,
             history=tuple(FormerJob(*entry) for entry in decode(row.history) or ()),

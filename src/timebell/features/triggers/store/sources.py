@@ -29,6 +29,7 @@ from timebell.store.schema import sources
 from timebell.store.transaction import JOBS, Transaction
 
 COLUMN_SAMPLE_SIZE = 20
+INTERVAL_OPTIONS = ("everySeconds", "sweepEverySeconds")
 SOURCES = "sources"
 """Subject of notifications: a source is to be read."""
 
@@ -36,7 +37,7 @@ SOURCES = "sources"
 def upsert_source(
     tx: Transaction, source: Source, now: datetime, *, replace: bool, intervals: Mapping[str, float] | None = None
 ) -> Source:
-    """Store a source; changed options reset its cursor.
+    """Store a source; changed options start a new scan. The position of its changes is kept if only intervals differ.
 
     `intervals` are the seconds between full scans, by name, of this source and of those whose daily calls it shares.
     Raises Conflict (SOURCE_EXISTS, SOURCE_KIND_FIXED), InvalidInput (GRACE_TOO_SHORT).
@@ -66,12 +67,28 @@ def upsert_source(
             f"The source {source.name!r} is of kind {row.kind}, which cannot change.", code="SOURCE_KIND_FIXED",
             existing=row.id, fix="Create another source.",
         )  # fmt: skip
-    if decode(row.options) != source.options:
+    stored = decode(row.options)
+    if stored != source.options:
         _check_graces(tx, source.tenant_id, intervals or {})
-        changed = {"options": options, "cursor": None, "updated_at": now}
+        is_read_alike = _without_intervals(stored) == _without_intervals(source.options)
+        cursor = _position_of_changes(row.cursor) if is_read_alike else None
+        changed = {"options": options, "cursor": cursor, "updated_at": now}
         tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
         tx.notify(SOURCES)
     return source_from_row(tx.execute(select(sources).where(sources.c.id == row.id)).one())
+
+
+def _without_intervals(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in INTERVAL_OPTIONS}
+
+
+def _position_of_changes(cursor: str | None) -> str | None:
+    """Return a cursor without the scan in progress.
+
+    Changes from then on are read at once, and not only when the new scan reaches their rows.
+    """
+    changes = decode(cursor or "{}").get("changes")
+    return None if changes is None else encode({"changes": changes})
 
 
 def _check_graces(tx: Transaction, tenant_id: str, intervals: Mapping[str, float]) -> None:
@@ -208,10 +225,14 @@ def count_items(tx: Transaction, source_id: str) -> int:
     return int(tx.execute(select(func.count()).select_from(items).where(alive)).scalar_one())
 
 
-def awaits_first_scan(tx: Transaction, source_id: str) -> bool:
-    """Return whether a polled source has not completed its first full scan."""
-    row = tx.execute(select(sources.c.kind, sources.c.synced_at).where(sources.c.id == source_id)).one()
-    return bool(row.kind != "webhook" and row.synced_at is None)
+def count_rows_of_first_scan(tx: Transaction, source_id: str) -> int | None:
+    """Return how many rows the first full scan of a polled source has read; None if it has ended."""
+    row = tx.execute(
+        select(sources.c.kind, sources.c.synced_at, sources.c.cursor).where(sources.c.id == source_id)
+    ).one()
+    if row.kind == "webhook" or row.synced_at is not None:
+        return None
+    return int(decode(row.cursor or "{}").get("rows", 0))  # the poller stores it with the position of the scan
 
 
 def find_trigger(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:

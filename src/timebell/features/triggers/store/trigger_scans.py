@@ -8,7 +8,7 @@ from sqlalchemy import delete, or_, select
 
 from timebell.features.triggers.model.trigger import ChangeSummary
 from timebell.features.triggers.store.planned_firings import ItemFields, reconcile_items, withdraw_jobs
-from timebell.features.triggers.store.sources import awaits_first_scan, count_items, find_triggers
+from timebell.features.triggers.store.sources import count_items, count_rows_of_first_scan, find_triggers
 from timebell.features.triggers.store.tables import firings, items
 from timebell.model.operation import Operation, StepResult
 from timebell.model.payload import decode
@@ -38,22 +38,22 @@ def scan_batch(tx: Transaction, operation: Operation, limit: int, now: datetime)
     rows = tx.execute(query.order_by(items.c.key).limit(limit).with_for_update()).all()
     observed = ChangeSummary()
     fields_by_key: dict[str, ItemFields] = {row.key: decode(row.fields) for row in rows}
-    reconcile_items(tx, [trigger], fields_by_key, now, observed)
+    reconcile_items(tx, [trigger], fields_by_key, now, observed, bulk=True)
     skipped = observed.unreadable + observed.late
     alive = sum(fields is not None for fields in fields_by_key.values())
     return StepResult(max(0, alive - skipped), 0, skipped, rows[-1].key if len(rows) == limit else None)
 
 
 def _await_first_read(tx: Transaction, operation: Operation, source_id: str) -> StepResult:
-    """Wait for the first full scan of a source; progress is the number of items found so far.
+    """Wait for the first full scan of a source; progress is the number of rows read so far.
 
     Items found after the trigger was created are reconciled as they arrive; the following phase handles the earlier
     ones.
     """
-    alive = count_items(tx, source_id)
-    if awaits_first_scan(tx, source_id):
-        return StepResult(done=alive - operation.done, cursor="", wait_seconds=PROGRESS_POLL_SECONDS)
-    return StepResult(done=-operation.done, cursor="", spec=operation.spec | {"phase": "plan"}, total=alive)
+    if (rows := count_rows_of_first_scan(tx, source_id)) is not None:
+        return StepResult(done=rows - operation.done, cursor="", wait_seconds=PROGRESS_POLL_SECONDS)
+    total = count_items(tx, source_id)
+    return StepResult(done=-operation.done, cursor="", spec=operation.spec | {"phase": "plan"}, total=total)
 
 
 def prune_firings_and_items(tx: Transaction, now: datetime, limit: int) -> int:

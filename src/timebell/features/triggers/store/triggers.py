@@ -16,8 +16,8 @@ from timebell.errors import Conflict
 from timebell.features.triggers.model.trigger import Trigger
 from timebell.features.triggers.store.sources import (
     action_to_json,
-    awaits_first_scan,
     count_items,
+    count_rows_of_first_scan,
     find_trigger,
     rule_to_json,
     source_from_row,
@@ -96,7 +96,7 @@ def lock_trigger(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
 
 def start_scan(tx: Transaction, target_trigger: Trigger, now: datetime, created_by: str | None) -> Operation:
     """Start an operation that reconciles every item of the trigger's source, after its first full scan."""
-    needs_first_scan = awaits_first_scan(tx, target_trigger.source_id)
+    needs_first_scan = count_rows_of_first_scan(tx, target_trigger.source_id) is not None
     total = None if needs_first_scan else count_items(tx, target_trigger.source_id)
     operation = Operation(
         id=new_id(now), tenant_id=target_trigger.tenant_id, kind=OperationKind.SCAN, created_at=now,
