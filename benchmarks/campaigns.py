@@ -60,7 +60,7 @@ TABLE_ROWS = {
     "import_server_per_core": "import, rows per CPU second of PostgreSQL",
     "import_mb": "import, memory of the node, MB",
     "ledger_recipients": "recipients", "ledger_received": "phones with the message",
-    "ledger_gone": "phones without the app, refused", "unknown": "results unknown after kills",
+    "ledger_gone": "phones without the app, refused", "ledger_in_flight": "messages in flight at the kills", "unknown": "results unknown after kills",
     "ledger_unknown_received": "of these, phones with the message", "ledger_twice": "phones with the message twice",
     "ledger_missing": "phones missed", "ledger_strangers": "messages to others",
 }  # fmt: skip
@@ -274,7 +274,9 @@ async def _check_ledger(
     with report.open("wb") as file:
         async for block in stream_deliveries(app.campaigns, campaign.id, "csv", state=None, tenant_id="default"):
             file.write(block)
+    requests = (await asyncio.to_thread(fcm.counts))["requests"]
     command = [sys.executable, "-I", campaign_ledger.__file__, str(folder / "people.csv"), str(received), str(report)]
+    command += ["--requests", str(requests)]
     command += ["--tier", str(FILTERED_TIER)] if args.filter else []
     ledger = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE)
     return {f"ledger_{name}": count for name, count in json.loads(ledger.stdout).items()} | {
