@@ -91,6 +91,9 @@ class RecordReader:
     def read(self, lines: Sequence[Line]) -> Iterator[Line]:
         """Yield the records that these lines complete, each with the number of its first line."""
         for line in lines:
+            if not self._open and b'"' not in line[1]:
+                yield line
+                continue
             self._open.append(line)
             if sum(text.count(b'"') for _, text in self._open) % 2 == 0:
                 yield self._open[0][0], b"\n".join(text for _, text in self._open)
