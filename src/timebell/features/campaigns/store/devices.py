@@ -195,7 +195,7 @@ def count_by_timezone(
     """Return the number of devices in an audience by time zone; None is the key for unknown zones."""
     conditions = audience_conditions(tx, tenant_id, filters, at, campaign_id)
     query = select(d.timezone, func.count().label("count")).where(*conditions).group_by(d.timezone)
-    return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
+    return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query).all()}
 
 
 def count_by_reason(
@@ -278,7 +278,7 @@ def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False)
     query = tx.dialect.match_keys(select(devices).order_by(d.id), d.token_hash, list(hashes))
     if lock:
         query = query.with_for_update(of=devices)
-    return {row.token_hash: device_from_row(row) for row in tx.execute(query)}
+    return {row.token_hash: device_from_row(row) for row in tx.execute(query).all()}
 
 
 def _to_row(
