@@ -16,7 +16,8 @@ from typing import Any
 from sqlalchemy import Row, func, insert, select, update
 
 from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
-from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress
+from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, ZoneProgress
+from timebell.features.campaigns.model.plan_options import Canary
 from timebell.features.campaigns.store import campaign_jobs
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, REFUSED, UNKNOWN
