@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -48,21 +48,22 @@ LEAD_TIME = timedelta(seconds=5)
 FILTERED_TIER = 2
 PROGRESS_INTERVAL_SECONDS = 5.0
 FORECAST_AFTER = timedelta(seconds=10)
-"""When the expected end is compared with the real one."""
+"""Time of sending, without a kill, after which the expected end is compared with the real one."""
 TABLE_ROWS = {
     "per_core": "messages per CPU second of the sender", "server_per_core": "messages per CPU second of PostgreSQL",
     "per_s": "messages per second",
     "mb": "memory of the sender, MB", "first_ms": "first message after the send time, ms",
-    "forecast_error": "error of the end expected after 10 s, share of the duration",
+    "forecast_error": "error of the end expected after 10 s of sending, share of the time to the end",
     "import_first_per_s": "import, rows per second, first tenth",
     "import_last_per_s": "import, rows per second, last tenth",
     "import_per_core": "import, rows per CPU second of the node",
     "import_server_per_core": "import, rows per CPU second of PostgreSQL",
     "import_mb": "import, memory of the node, MB",
     "ledger_recipients": "recipients", "ledger_received": "phones with the message",
-    "ledger_gone": "phones without the app, refused", "unknown": "results unknown after kills",
-    "ledger_unknown_received": "of these, phones with the message", "ledger_twice": "phones with the message twice",
-    "ledger_missing": "phones missed", "ledger_strangers": "messages to others",
+    "ledger_gone": "phones without the app, refused", "ledger_in_flight": "messages in flight at the kills",
+    "unknown": "results unknown after kills", "ledger_unknown_received": "of these, phones with the message",
+    "ledger_twice": "phones with the message twice", "ledger_missing": "phones missed",
+    "ledger_strangers": "messages to others",
 }  # fmt: skip
 """Rows of the table on the performance page, by figure."""
 MAX_UNKNOWN_PER_KILL = MAX_SENDING_CHUNKS * POST_BATCH_SIZE
@@ -176,37 +177,46 @@ async def _run_campaign(
         while app.clock.now() < created.send_at:
             await asyncio.sleep(0.05)
         server_cpu = -machine.cpu_seconds(server_pid)
-        campaign, forecast = await _wait_for_end(app, created.id, args, sender)
+        campaign, forecast_error = await _wait_for_end(app, created.id, args, sender)
         cpu, server_cpu = sender.cpu, server_cpu + machine.cpu_seconds(server_pid)
     finally:
         sender.stop()
     figures |= await _collect_figures(app, fcm, campaign, args, monotonic_offset)
-    assert campaign.started_at is not None
-    assert campaign.ended_at is not None
-    seconds = (campaign.ended_at - campaign.started_at).total_seconds()
     figures |= {
         "per_core": None if args.kills else campaign.opened / cpu,
         "server_per_core": campaign.opened / server_cpu if server_cpu else None,
         "mb": sender.peak_mb,
-        "forecast_error": None if forecast is None else (forecast - campaign.ended_at).total_seconds() / seconds,
+        "forecast_error": forecast_error,
     }
     return figures | await _check_ledger(app, fcm, campaign, args, folder)
 
 
 async def _wait_for_end(
     app: Timebell, id_: str, args: argparse.Namespace, sender: _Sender
-) -> tuple[Campaign, datetime | None]:  # fmt: skip
-    """Return the ended campaign, and the end that was forecast after FORECAST_AFTER_SECONDS."""
+) -> tuple[Campaign, float | None]:  # fmt: skip
+    """Return the ended campaign, and the error of the forecast as a share of the time from the start to the end.
+
+    The forecast is that after FORECAST_AFTER. The time begins with the first result since the last kill: before, the
+    chunks of the killed process wait until they are taken over.
+    """
     expected, progress_at, forecast = _count_recipients(args), time.monotonic(), None
+    killed, done_at_kill, sending_since = 0, 0, None
     while True:
         try:
             campaign = await app.campaigns.get(id_)
         except StoreUnreachable:  # on SQLite, while the sender counts the recipients of a large campaign
             continue
         if campaign.ended_at is not None:
-            return campaign, forecast
+            if forecast is None or sending_since is None:
+                return campaign, None
+            return campaign, (forecast - campaign.ended_at) / (campaign.ended_at - sending_since)
         now, done = app.clock.now(), campaign.accepted + campaign.refused + campaign.unknown
-        if campaign.started_at and forecast is None and (now - campaign.started_at) >= FORECAST_AFTER:
+        if sender.killed > killed:
+            killed, done_at_kill, sending_since = sender.killed, done, None
+        elif sending_since is None and done > done_at_kill:
+            sending_since = now
+        is_due = killed == args.kills and sending_since is not None and now - sending_since >= FORECAST_AFTER
+        if is_due and forecast is None:
             forecast = (await app.store.run(progress.forecast_campaign, campaign, now)).ends_at
         if time.monotonic() - progress_at > PROGRESS_INTERVAL_SECONDS:
             progress_at = time.monotonic()
@@ -274,7 +284,9 @@ async def _check_ledger(
     with report.open("wb") as file:
         async for block in stream_deliveries(app.campaigns, campaign.id, "csv", state=None, tenant_id="default"):
             file.write(block)
+    requests = (await asyncio.to_thread(fcm.counts))["requests"]
     command = [sys.executable, "-I", campaign_ledger.__file__, str(folder / "people.csv"), str(received), str(report)]
+    command += ["--requests", str(requests)]
     command += ["--tier", str(FILTERED_TIER)] if args.filter else []
     ledger = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE)
     return {f"ledger_{name}": count for name, count in json.loads(ledger.stdout).items()} | {

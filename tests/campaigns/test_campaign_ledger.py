@@ -30,7 +30,7 @@ def _row(n: int) -> dict[str, Any]:
 def compare(tmp_path: Path) -> Callable[..., dict[str, int]]:
     """Return a function that compares a correct campaign to COUNT devices after `change(received, report)`."""
 
-    def run(change: Callable[[Received, Report], Any], tier: str | None = None) -> dict[str, int]:
+    def run(change: Callable[[Received, Report], Any], tier: str | None = None, unanswered: int = 0) -> dict[str, int]:
         people, received_file, report_file = tmp_path / "people", tmp_path / "received", tmp_path / "report"
         campaign_people.write_csv(people, COUNT)
         chosen = [n for n in range(COUNT) if tier is None or n % campaign_people.TIERS == int(tier)]
@@ -42,7 +42,8 @@ def compare(tmp_path: Path) -> Callable[..., dict[str, int]]:
             writer = csv.DictWriter(file, ("userId", "state", "code"))
             writer.writeheader()
             writer.writerows(report.values())
-        counts = campaign_ledger.compare(people, received_file, report_file, tier)
+        requests = sum(map(len, received.values())) + sum(row["state"] == "refused" for row in report.values())
+        counts = campaign_ledger.compare(people, received_file, report_file, requests + unanswered, tier)
         return {name: counts[name] for name in campaign_ledger.BROKEN_PROMISES if counts[name]}
 
     return run
@@ -63,6 +64,15 @@ def test_an_unknown_result_may_have_arrived_or_not(compare: Callable[..., dict[s
         del received[token(4)]
 
     assert compare(leave_unknown) == {}
+
+
+def test_a_message_in_flight_at_a_kill_must_be_unknown(compare: Callable[..., dict[str, int]]) -> None:
+    def leave_unknown(received: Received, report: Report) -> None:
+        report["3"]["state"] = "unknown"
+        del received[token(3)]
+
+    assert compare(leave_unknown, unanswered=1) == {}
+    assert compare(leave_unknown, unanswered=2) == {"in_flight_not_unknown": 1}
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,20 @@ def test_a_stalled_campaign_is_slower(sender: Sender) -> None:
     assert 0 < forecast(sender, id_).rate < before / 3
 
 
+def test_a_past_outage_does_not_change_the_expected_end(sender: Sender) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(400)))
+    id_ = sender.make(chunkSize=10, chunkDelayMs=400)
+    sender.open(id_)
+    sender.run(recipients.count_recipients, id_)
+    send_for(sender, id_, 5)
+    before = forecast(sender, id_)
+    sender.now += timedelta(seconds=20)  # until the chunks of a dead node are taken over
+    send_for(sender, id_, 2)
+    after = forecast(sender, id_)
+    assert after.rate == pytest.approx(before.rate, rel=0.2)
+    assert abs(after.ends_at - before.ends_at - timedelta(seconds=20)) < timedelta(seconds=4)
+
+
 def test_a_campaign_between_two_zones_says_until_when_it_waits(sender: Sender) -> None:
     sender.now = datetime(2027, 3, 2, tzinfo=UTC)
     for zone in ("Asia/Seoul", "America/New_York", "Europe/Berlin"):

@@ -158,7 +158,7 @@ async def read_batches(request: Request, ctx: Context) -> AsyncIterator[list[Lin
         *complete, incomplete = (chunk or b"").split(b"\n")
         for part in complete:
             number += 1
-            text = bytes(rest + part).strip()
+            text = (bytes(rest + part) if rest else part).strip()
             rest.clear()
             if text := text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text:
                 lines.append((number, text))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
 
 from timebell.errors import InvalidInput
-from timebell.features.campaigns.model import personalization
+from timebell.features.campaigns.model import personalization, plan_options
 from timebell.features.campaigns.model.campaign import (
     CampaignState,
     ExclusionReason,
@@ -17,7 +17,7 @@ from timebell.features.campaigns.model.campaign import (
     QuietHoursPolicy,
     RecipientCounts,
 )
-from timebell.features.campaigns.model.experiment import Experiment, parse_experiment
+from timebell.features.campaigns.model.experiment import Experiment
 from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.model.health import Health
 from timebell.model import mapping
@@ -28,7 +28,6 @@ NOTIFICATION_ID_ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "user
 """Placeholders that a notification id may contain."""
 MAX_OPEN_CHUNKS = 8
 """Chunks sent concurrently: enough to keep the provider busy, few enough to stop soon."""
-ADAPTIVE = "adaptive"
 EARLIEST_ZONE = "Etc/GMT-14"
 """The zone in which every local time comes first, UTC+14."""
 EARLIEST_OFFSET = timedelta(hours=14)
@@ -42,14 +41,6 @@ OPTION_NAMES = (
     "approveAbove", "audienceFormat", "contentType", "maxErrorRate", "translations", "notify", "variants", "holdOut",
     "trackOpens", *APPEARANCE_OPTIONS,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """Stop after the first `size` recipients if more than `max_error_rate` (0 to 1) of them failed."""
-
-    size: int
-    max_error_rate: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +67,7 @@ class CampaignPlan:
     local_time: datetime | None = None
     expires_at: datetime | None = None
     leave_unknown: bool = True
-    canary: Canary | None = None
+    canary: plan_options.Canary | None = None
     max_recipients: int | None = None
     max_change: float | None = None
     approve_above: int | None = None
@@ -106,35 +97,52 @@ class CampaignPlan:
         for name in options:
             if name not in OPTION_NAMES:
                 near = get_close_matches(str(name), OPTION_NAMES, 1)
-                raise _invalid(f"A campaign has no option {name!r:.60}", f"Did you mean {near[0]}?" if near else "")
+                raise plan_options.invalid_campaign(
+                    f"A campaign has no option {name!r:.60}", f"Did you mean {near[0]}?" if near else ""
+                )
         values = {name: value for name, value in options.items() if value is not None}
         plan = cls(
-            title=_text(values, "title"), body=_text(values, "body"), data=_object(values, "data"),
-            rename=_field_names(values), ttl=_integer(values, "ttl", 0, 28 * 86_400),
-            collapse_key=_text(values, "collapseKey"), notification_id=_text(values, "notificationId"),
-            filters=Filters.from_json(values.get("filters")), marketing=_flag(values, "marketing"),
-            chunk_size=_integer(values, "chunkSize", 1, 500) or 500, chunk_delay=_chunk_delay(values),
-            quiet_hours=_quiet_hours(values), local_time=_local_time(values), expires_at=_expiry(values),
-            leave_unknown=_one_of(values, "unknown", ("leave", "retry")) != "retry", canary=_canary(values),
-            max_recipients=_integer(values, "maxRecipients", 1, 10**12),
-            max_change=_fraction(values, "maxChange", 1000.0),
-            approve_above=_integer(values, "approveAbove", 0, 10**12),
-            audience_pinned=_one_of(values, "audienceFormat", ("live", "pinned")) == "pinned",
-            max_error_rate=0.25 if (rate := _fraction(values, "maxErrorRate", 1.0)) is None else rate,
-            translations=_translations(values),
+            title=plan_options.parse_text(values, "title"),
+            body=plan_options.parse_text(values, "body"),
+            data=plan_options.parse_object(values, "data"),
+            rename=plan_options.parse_field_names(values),
+            ttl=plan_options.parse_integer(values, "ttl", 0, 28 * 86_400),
+            collapse_key=plan_options.parse_text(values, "collapseKey"),
+            notification_id=plan_options.parse_text(values, "notificationId"),
+            filters=Filters.from_json(values.get("filters")),
+            marketing=plan_options.parse_flag(values, "marketing"),
+            chunk_size=plan_options.parse_integer(values, "chunkSize", 1, 500) or 500,
+            chunk_delay=plan_options.parse_chunk_delay(values),
+            quiet_hours=plan_options.parse_quiet_hours(values),
+            local_time=plan_options.parse_local_time(values),
+            expires_at=plan_options.parse_expiry(values),
+            leave_unknown=plan_options.parse_one_of(values, "unknown", ("leave", "retry")) != "retry",
+            canary=plan_options.parse_canary(values),
+            max_recipients=plan_options.parse_integer(values, "maxRecipients", 1, 10**12),
+            max_change=plan_options.parse_fraction(values, "maxChange", 1000.0),
+            approve_above=plan_options.parse_integer(values, "approveAbove", 0, 10**12),
+            audience_pinned=plan_options.parse_one_of(values, "audienceFormat", ("live", "pinned")) == "pinned",
+            max_error_rate=0.25 if (rate := plan_options.parse_fraction(values, "maxErrorRate", 1.0)) is None else rate,
+            translations=plan_options.parse_translations(values),
             appearance={name: values[name] for name in APPEARANCE_OPTIONS if name in values},
-            experiment=_experiment(values), track_opens=_flag(values, "trackOpens"), notify=_text(values, "notify"),
-            content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
-        )  # fmt: skip
-        personalization.check_placeholders([*plan.texts, *plan.variant_texts])
-        if plan.notification_id is not None:
-            mapping.check_template({"notificationId": plan.notification_id}, NOTIFICATION_ID_ROOTS)
-        if plan.marketing and not plan.filters.marketing_on:
+            experiment=plan_options.parse_experiment_options(values),
+            track_opens=plan_options.parse_flag(values, "trackOpens"),
+            notify=plan_options.parse_text(values, "notify"),
+            content_live=plan_options.parse_one_of(values, "contentType", ("live", "pinned")) == "live",
+        )
+        plan._check()
+        return plan
+
+    def _check(self) -> None:
+        """Check what several options depend on. Raises InvalidInput."""
+        personalization.check_placeholders([*self.texts, *self.variant_texts])
+        if self.notification_id is not None:
+            mapping.check_template({"notificationId": self.notification_id}, NOTIFICATION_ID_ROOTS)
+        if self.marketing and not self.filters.marketing_on:
             raise InvalidInput(
                 "A marketing campaign must filter by consent to marketing.", code="CONSENT_FILTER_MISSING",
                 fix='Add "marketingOnOff": true to filters, or remove "marketing" if the campaign is not marketing.',
             )  # fmt: skip
-        return plan
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form with defaults filled in; options that are not set are omitted."""
@@ -143,7 +151,8 @@ class CampaignPlan:
             "fields": {"rename": dict(self.rename)} if self.rename else None, "ttl": self.ttl,
             "collapseKey": self.collapse_key, "notificationId": self.notification_id, "filters": self.filters.to_json(),
             "marketing": self.marketing or None, "chunkSize": self.chunk_size,
-            "chunkDelayMs": ADAPTIVE if self.chunk_delay is None else self.chunk_delay // timedelta(milliseconds=1),
+            "chunkDelayMs": plan_options.ADAPTIVE if self.chunk_delay is None
+            else self.chunk_delay // timedelta(milliseconds=1),
             "quietHours": None if self.quiet_hours is None else {
                 "start": self.quiet_hours.start.isoformat("minutes"), "end": self.quiet_hours.end.isoformat("minutes"),
                 "then": self.quiet_hours.policy.value,
@@ -435,139 +444,3 @@ class Campaign:
         """Return the counts of the recipients in opened chunks."""
         ended = self.accepted + self.refused + self.unknown + self.unsent
         return RecipientCounts(self.opened - ended, self.accepted, self.refused, self.unknown, self.unsent)
-
-
-def _text(options: Mapping[str, Any], name: str) -> str | None:
-    value = options.get(name)
-    if value is not None and (not isinstance(value, str) or "\0" in value or not value):
-        raise _invalid(f"{name} is {value!r:.60}, not a non-empty string")
-    return value
-
-
-def _flag(options: Mapping[str, Any], name: str) -> bool:
-    value = options.get(name, False)
-    if not isinstance(value, bool):
-        raise _invalid(f"{name} is {value!r:.60}; use true or false")
-    return value
-
-
-def _one_of(options: Mapping[str, Any], name: str, choices: Sequence[str]) -> str | None:
-    value = options.get(name)
-    if value is not None and value not in choices:
-        raise _invalid(f"{name} is {value!r:.60}; use one of {', '.join(choices)}")
-    return value
-
-
-def _object(options: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = options.get(name, {})
-    if not isinstance(value, Mapping):
-        raise _invalid(f"{name} is {value!r:.60}, not an object")
-    return dict(value)
-
-
-def _field_names(options: Mapping[str, Any]) -> dict[str, str]:
-    value = _object(options, "fields")
-    rename = value.get("rename", {})
-    if value.keys() - {"rename"} or not isinstance(rename, Mapping):
-        raise _invalid('fields must be like {"rename": {"bible_code": "bibleCode"}}')
-    if not all(isinstance(new, str) and new for new in rename.values()) or len(set(rename.values())) < len(rename):
-        raise _invalid("fields.rename maps two fields to the same name, or one to no name")
-    return dict(rename)
-
-
-def _integer(options: Mapping[str, Any], name: str, minimum: int, maximum: int) -> int | None:
-    value = options.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum):
-        raise _invalid(f"{name} is {value!r:.60}; it must be an integer from {minimum:,} to {maximum:,}")
-    return value
-
-
-def _fraction(options: Mapping[str, Any], name: str, maximum: float) -> float | None:
-    value = options.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= maximum:
-        raise _invalid(f"{name} is {value!r:.60}; it must be a fraction such as 0.2, at most {maximum:g}")
-    return float(value)
-
-
-def _chunk_delay(options: Mapping[str, Any]) -> timedelta | None:
-    if options.get("chunkDelayMs") == ADAPTIVE:
-        return None
-    milliseconds = _integer(options, "chunkDelayMs", 0, 86_400_000)
-    return timedelta(milliseconds=2000 if milliseconds is None else milliseconds)
-
-
-def _quiet_hours(options: Mapping[str, Any]) -> QuietHours | None:
-    value = _object(options, "quietHours")
-    if not value:
-        return None
-    try:
-        start, end = time.fromisoformat(value["start"]), time.fromisoformat(value["end"])
-        policy = QuietHoursPolicy(value.get("then", "wait"))
-    except (KeyError, TypeError, ValueError):
-        raise _invalid('quietHours must be {"start": "21:00", "end": "08:00", "then": "wait" or "skip"}') from None
-    if any(each.second or each.microsecond for each in (start, end)):  # stored with minute resolution
-        raise _invalid("quietHours must be whole minutes")
-    return QuietHours(start, end, policy)
-
-
-def _local_time(options: Mapping[str, Any]) -> datetime | None:
-    value = options.get("localTime")
-    if value is None:
-        return None
-    try:
-        local = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        local = None
-    if local is None or local.tzinfo is not None:
-        raise _invalid(f"localTime is {value!r:.60}, not a local time such as 2027-03-01T09:00")
-    return local
-
-
-def _expiry(options: Mapping[str, Any]) -> datetime | None:
-    value = options.get("expiresAt")
-    if value is None:
-        return None
-    try:
-        parsed = datetime.fromisoformat(value)
-        expires_at = None if parsed.tzinfo is None else parsed.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        expires_at = None
-    if expires_at is None:
-        raise _invalid(f"expiresAt is {value!r:.60}, not an instant such as 2027-03-01T12:00:00Z")
-    return expires_at
-
-
-def _translations(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    value = _object(options, "translations")
-    for language, texts in value.items():
-        if not isinstance(texts, Mapping) or texts.keys() - {"title", "body"} or not texts:
-            raise _invalid(f'translations.{language!s:.20} must be like {{"title": "...", "body": "..."}}')
-        for name in texts:
-            _text(texts, name)
-    return {str(language): dict(texts) for language, texts in value.items()}
-
-
-def _experiment(options: Mapping[str, Any]) -> Experiment:
-    experiment = parse_experiment(options.get("variants"), options.get("holdOut"))
-    for variant in experiment.variants:
-        for name in ("title", "body", "image"):
-            _text(variant.texts, name)
-        _object(variant.texts, "data")
-        _translations(variant.texts)
-    return experiment
-
-
-def _canary(options: Mapping[str, Any]) -> Canary | None:
-    value = _object(options, "canary")
-    if not value:
-        return None
-    size, rate = _integer(value, "size", 1, 10**9), _fraction(value, "maxErrorRate", 1.0)
-    if value.keys() - {"size", "maxErrorRate"} or size is None or rate is None:
-        raise _invalid('canary must be like {"size": 1000, "maxErrorRate": 0.05}')
-    return Canary(size, rate)
-
-
-def _invalid(problem: str, fix: str = "") -> InvalidInput:
-    return InvalidInput(f"{problem}.", code="INVALID_CAMPAIGN", fix=fix or "See docs/guides/campaigns.md.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,6 +24,8 @@ ATTRIBUTE_PREFIX = "attributes."
 MAX_RECORD_LINES = 100
 """Physical lines of one CSV record; more means that a closing quote is missing."""
 MIN_SIMILARITY = 0.8
+MAX_EXACT_DIGITS = 15
+"""Digits of a number that a float represents exactly."""
 
 # Headers that mean a field, without case and punctuation: those of the API, of Python, and of audience queries.
 _ALIASES = {
@@ -90,6 +91,9 @@ class RecordReader:
     def read(self, lines: Sequence[Line]) -> Iterator[Line]:
         """Yield the records that these lines complete, each with the number of its first line."""
         for line in lines:
+            if not self._open and b'"' not in line[1]:
+                yield line
+                continue
             self._open.append(line)
             if sum(text.count(b'"') for _, text in self._open) % 2 == 0:
                 yield self._open[0][0], b"\n".join(text for _, text in self._open)
@@ -112,16 +116,21 @@ def parse_csv_record(text: bytes, columns: Sequence[Column]) -> dict[str, Any]:
         )
     fields: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
-    for column, cell in itertools.zip_longest(columns, cells, fillvalue=""):
-        if not cell or not isinstance(column, Column) or not column.name:
+    for column, cell in zip(columns, cells, strict=False):  # cells at the end may be missing
+        if not cell or not column.name:
             continue
         try:
             value = column.parse(cell)
         except ValueError:
             kind = column.parse.__name__.removeprefix("_parse_")
             raise _invalid(f"{column.name:.60} is {cell!r:.60}, not a {kind}", "See the type in the header.") from None
-        (attributes if column.is_attribute else fields)[column.name] = value
-    return fields | ({"attributes": attributes} if attributes else {})
+        if column.is_attribute:
+            attributes[column.name] = value
+        else:
+            fields[column.name] = value
+    if attributes:
+        fields["attributes"] = attributes
+    return fields
 
 
 def parse_json_record(text: bytes) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def parse_row(text: bytes) -> list[str]:
     """Split a CSV record into cells. Raises InvalidInput (INVALID_DEVICE)."""
     decoded = text.decode("utf-8", "replace")
-    if not any(special in text for special in (b'"', b"\r", b"\n")):  # much faster than a csv.reader per record
+    if not (b'"' in text or b"\r" in text or b"\n" in text):  # much faster than a csv.reader per record
         return decoded.split(",") if decoded else []
     try:
         rows = list(csv.reader(io.StringIO(decoded, newline=""), strict=True))
@@ -162,6 +171,8 @@ def _parse_text(cell: str) -> str:
 
 
 def _parse_number(cell: str) -> float:
+    if cell.isdecimal() and len(cell) <= MAX_EXACT_DIGITS:
+        return int(cell)
     number = float(cell)
     if not -1e15 < number < 1e15:  # infinite, or not exact
         raise ValueError
@@ -169,9 +180,10 @@ def _parse_number(cell: str) -> float:
 
 
 def _parse_boolean(cell: str) -> bool:
-    if cell.lower() not in _BOOLEANS:
+    value = _BOOLEANS.get(cell.lower())
+    if value is None:
         raise ValueError
-    return _BOOLEANS[cell.lower()]
+    return value
 
 
 def _parse_age(cell: str) -> Any:

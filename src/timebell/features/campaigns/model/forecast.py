@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import fmean
 
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign, ZoneProgress, next_zone
 
+MIN_OUTAGE_SECONDS = 5.0
+MIN_OUTAGE_GAPS = 10
+"""An outage is a time without the end of a chunk: as long as this, and as this many of the other gaps."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkEnds:
-    """Recently finished chunks: their number, recipients, and the first and the last instant at which one ended."""
+    """Recently finished chunks in order: when each ended, and the number of their recipients."""
 
-    chunks: int = 0
+    times: Sequence[datetime] = ()
     recipients: int = 0
-    first: datetime | None = None
-    last: datetime | None = None
 
     def rate(self, now: datetime) -> float | None:
         """Return the recipients per second; None if fewer than two chunks have ended.
 
         It is measured from the end of one chunk to the end of another, so it is right from the second chunk on, also if
-        chunks are far apart. A pause longer than the usual distance of two chunks lowers it.
+        chunks are far apart. A pause longer than the usual distance of two chunks lowers it until the next chunk ends;
+        then an outage, such as the time until the chunks of a dead node are taken over, does not count.
         """
-        if self.first is None or self.last is None or self.chunks < 2:
+        if len(self.times) < 2:
             return None
-        between = self.recipients * (self.chunks - 1) / self.chunks
-        usual_gap = (self.last - self.first) / (self.chunks - 1)
-        elapsed = max(self.last, now - usual_gap) - self.first
-        return between / max(elapsed.total_seconds(), 0.001)
+        gaps = sorted((end - start).total_seconds() for start, end in pairwise(self.times))
+        while len(gaps) > 1 and gaps[-1] > max(MIN_OUTAGE_SECONDS, MIN_OUTAGE_GAPS * fmean(gaps[:-1])):
+            gaps.pop()
+        pause = max(0.0, (now - self.times[-1]).total_seconds() - fmean(gaps))
+        return self.recipients / len(self.times) * len(gaps) / max(sum(gaps) + pause, 0.001)
 
 
 @dataclass(frozen=True, slots=True)

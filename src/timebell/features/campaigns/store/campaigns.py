@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, or_, select, update
+from sqlalchemy import Row, bindparam, delete, or_, select, update
 
 from timebell.errors import NotFound
 from timebell.features.campaigns.model.campaign import CampaignState
@@ -84,12 +84,15 @@ def prune_campaigns(tx: Transaction, before: datetime, limit: int) -> int:
     return tx.execute(delete(campaigns).where(c.id.in_(ids))).rowcount
 
 
+_SAVE = update(campaigns).where(c.id == bindparam("campaign"))
+
+
 def save_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> Campaign:
     """Update the row of a campaign, and announce a new phase."""
     campaign.updated_at = now
     announce_change(tx, campaign, now)
     campaign.stored_phase = campaign.phase
-    tx.execute(update(campaigns).where(c.id == campaign.id).values(**campaign_to_row(campaign)))
+    tx.execute(_SAVE, {"campaign": campaign.id, **campaign_to_row(campaign)})
     return campaign
 
 

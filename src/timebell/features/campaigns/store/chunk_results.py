@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Table, bindparam, func, select, update
 
 from timebell.features.campaigns.model.campaign import CampaignState
 from timebell.features.campaigns.model.campaign_plan import Campaign
@@ -24,6 +24,21 @@ MAX_RETRY_TIME = timedelta(hours=6)
 """How long messages that the provider rejects temporarily are retried, unless they expire sooner."""
 SENDING, WAITING, DONE = "sending", "waiting", "done"
 _RESULT_COLUMNS = ("campaign_id", "recipient", "chunk", "state", "code", "message_id", "sends", "unknown_sends")
+_RESULT_STATES = ("accepted", "refused", "unknown")
+
+
+def _increments(counted: Table) -> dict[str, Any]:
+    return {state: counted.c[state] + bindparam(f"added_{state}") for state in _RESULT_STATES}
+
+
+# Built once: building them anew for each batch would take longer than executing them.
+_ADD_TO_CAMPAIGN = update(campaigns).where(campaigns.c.id == bindparam("campaign")).values(_increments(campaigns))
+_ANNOUNCE_BATCH = (
+    update(chunks)
+    .where(chunks.c.campaign_id == bindparam("campaign"), chunks.c.number == bindparam("chunk"))
+    .where(chunks.c.attempt == bindparam("tried"), chunks.c.state == SENDING)
+    .values(posted_to=bindparam("last"), **_increments(chunks))
+)
 
 
 class ChunkTakenOver(Exception):
@@ -71,13 +86,11 @@ def record_posted(
 
     Raises ChunkTakenOver, and writes nothing. Locks the campaign before the chunk, like all other functions.
     """
-    counts = Counter(result.state for result in results if result.state != SENDING)
-    increments = {campaigns.c[state]: campaigns.c[state] + count for state, count in counts.items()}
-    if increments:
-        tx.execute(update(campaigns).where(campaigns.c.id == campaign_id).values(increments))
-    is_ours = (chunks.c.attempt == attempt) & (chunks.c.state == SENDING)
-    announced = update(chunks).where(matches_number(campaign_id, number), is_ours).values(posted_to=posted_to)
-    if not tx.execute(announced).rowcount:
+    counts = Counter(result.state for result in results)
+    added = {f"added_{state}": counts[state] for state in _RESULT_STATES}
+    key = {"campaign": campaign_id, "chunk": number, "tried": attempt, "last": posted_to}
+    tx.execute(_ADD_TO_CAMPAIGN, {"campaign": campaign_id, **added})
+    if not tx.execute(_ANNOUNCE_BATCH, {**key, **added}).rowcount:
         raise ChunkTakenOver
     store_results(tx, tenant_id, campaign_id, number, results)
 
@@ -98,7 +111,9 @@ def close_chunk(
         return None
     if chunk.state != SENDING:  # the call is repeated because the outcome of the first commit was unknown
         return bool(chunk.state == WAITING)
-    count_results(campaign, store_results(tx, campaign.tenant_id, campaign_id, number, results))
+    counts = store_results(tx, campaign.tenant_id, campaign_id, number, results)
+    add_to_chunk(tx, campaign_id, number, counts)
+    count_results(campaign, counts)
     campaign.health.add(summary.codes, summary.finished, summary.failed)
     _pause_on_errors(campaign, summary.blocked)
     in_time = now < _retry_deadline(campaign, chunk.started_at)
@@ -150,7 +165,7 @@ def _give_up(tx: Transaction, campaign: Campaign, number: int) -> None:
 def store_results(
     tx: Transaction, tenant_id: str, campaign_id: str, number: int, results: Sequence[DeliveryResult]
 ) -> dict[str, int]:  # fmt: skip
-    """Store the results of recipients with their chunk, and return the number of final ones by state.
+    """Store the results of recipients of a chunk, and return the number of final ones by state.
 
     Removes devices whose token is dead. An upsert, because every database executes it for all rows at once; the rows
     exist.
@@ -164,9 +179,7 @@ def store_results(
     ], replace=("state", "code", "message_id"), add=("sends", "unknown_sends"))  # fmt: skip
     dead = [(result.recipient.id, result.recipient.token) for result in results if result.token_is_dead]
     device_rows.delete_dead(tx, tenant_id, dead)
-    counts = Counter(result.state for result in results if result.state != SENDING)
-    add_to_chunk(tx, campaign_id, number, counts)
-    return counts
+    return Counter(result.state for result in results if result.state != SENDING)
 
 
 def count_results(campaign: Campaign, counts: dict[str, int]) -> None:

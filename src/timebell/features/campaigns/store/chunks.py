@@ -16,7 +16,8 @@ from typing import Any
 from sqlalchemy import Row, func, insert, select, update
 
 from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
-from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, Canary, ZoneProgress
+from timebell.features.campaigns.model.campaign_plan import MAX_OPEN_CHUNKS, Campaign, ZoneProgress
+from timebell.features.campaigns.model.plan_options import Canary
 from timebell.features.campaigns.store import campaign_jobs
 from timebell.features.campaigns.store import campaigns as rows
 from timebell.features.campaigns.store.campaigns import BLOCKED, CANARY, REFUSED, UNKNOWN
@@ -36,7 +37,7 @@ from timebell.features.campaigns.store.walk import (
     Recipient,
     next_due_zone,
     recipient_columns,
-    recipient_from_row,
+    recipients_from_rows,
     select_recipients,
 )
 from timebell.store.transaction import Transaction
@@ -209,14 +210,16 @@ def _resume_chunk(tx: Transaction, campaign: Campaign, chunk: Row[Any], attempt:
         .where(unfinished)
         .order_by(deliveries.c.recipient)
     )
-    found = [recipient_from_row(campaign, row) for row in tx.execute(query)]
+    found = recipients_from_rows(campaign, tx.execute(query).all())
     recipients = [recipient for recipient in found if recipient.token is not None]
     removed = [
         DeliveryResult(recipient, REFUSED, "DEVICE_REMOVED", was_posted=False)
         for recipient in found
         if recipient.token is None
     ]
-    count_results(campaign, store_results(tx, campaign.tenant_id, campaign.id, chunk.number, removed))
+    counts = store_results(tx, campaign.tenant_id, campaign.id, chunk.number, removed)
+    add_to_chunk(tx, campaign.id, chunk.number, counts)
+    count_results(campaign, counts)
     tx.execute(update(chunks).where(matches_number(campaign.id, chunk.number)).values(
         attempt=attempt, state=SENDING, posted_to=_first_batch_end(recipients) if recipients else "",
     ))  # fmt: skip

@@ -39,7 +39,6 @@ _COLUMNS = (
     "timezone", "push_on", "marketing_on", "topics", "attributes", "created_at", "updated_at",
 )  # fmt: skip
 _NO_FIELDS: Mapping[str, Any] = {}
-_DEFAULTS = {name: getattr(Device(id="", token=""), name) for name in DEVICE_FIELDS}
 _MUTABLE_COLUMNS = tuple(name for name in _COLUMNS if name not in _IMMUTABLE_COLUMNS)
 
 
@@ -52,22 +51,27 @@ def register_devices(
     removed.
     """
     repository.ensure_tenants(tx, {tenant_id}, now)
-    fields_by_hash: dict[str, dict[str, Any]] = {}
+    by_hash: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for token, fields in registrations:
         hashed = hash_token(tenant_id, token)
-        earlier = fields_by_hash.get(hashed, _NO_FIELDS)
-        attributes = {**earlier.get("attributes", _NO_FIELDS), **fields.get("attributes", _NO_FIELDS)}
-        fields_by_hash[hashed] = {**earlier, **fields, "attributes": attributes, "token": token}
-    existing = _find_by_hash(tx, fields_by_hash, lock=True)
+        if (earlier := by_hash.get(hashed)) is not None:
+            fields = _merge(earlier[1], fields)
+        by_hash[hashed] = token, fields
+    existing = _find_by_hash(tx, by_hash, lock=True)
     rows, written_at = [], tx.dialect.to_db(now)
-    for (hashed, fields), id_ in zip(fields_by_hash.items(), new_ids(now, len(fields_by_hash)), strict=True):
+    for (hashed, (token, fields)), id_ in zip(by_hash.items(), new_ids(now, len(by_hash)), strict=True):
         if (device := existing.get(hashed)) is not None:
-            known = {name: getattr(device, name) for name in ("id", *DEVICE_FIELDS)}
-            fields = {**known, **fields, "attributes": {**device.attributes, **fields["attributes"]}}
-        rows.append(_fields_to_row(tenant_id, {"id": id_, **_DEFAULTS, **fields}, hashed, written_at))
+            id_, fields = device.id, _merge({name: getattr(device, name) for name in DEVICE_FIELDS}, fields)
+        rows.append(_to_row(id_, tenant_id, token, hashed, fields, written_at))
     if rows:
         tx.bulk_upsert(devices, _COLUMNS, rows, key=_KEY, replace=_MUTABLE_COLUMNS)
-    return len(fields_by_hash) - len(existing)
+    return len(by_hash) - len(existing)
+
+
+def _merge(known: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return known fields of a device, replaced by those of a later registration; attributes one by one."""
+    attributes = {**known.get("attributes", _NO_FIELDS), **fields.get("attributes", _NO_FIELDS)}
+    return {**known, **fields, "attributes": attributes}
 
 
 def replace_token(tx: Transaction, tenant_id: str, old: str, new: str, now: datetime) -> Device | None:
@@ -191,7 +195,7 @@ def count_by_timezone(
     """Return the number of devices in an audience by time zone; None is the key for unknown zones."""
     conditions = audience_conditions(tx, tenant_id, filters, at, campaign_id)
     query = select(d.timezone, func.count().label("count")).where(*conditions).group_by(d.timezone)
-    return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
+    return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query).all()}
 
 
 def count_by_reason(
@@ -271,20 +275,23 @@ def _find_by_hash(tx: Transaction, hashes: Iterable[str], *, lock: bool = False)
     query = select(devices).order_by(d.token_hash)
     if lock:
         query = query.with_for_update()
-    rows = tx.execute(tx.dialect.match_keys(query, d.token_hash, list(hashes)))
+    rows = tx.execute(tx.dialect.match_keys(query, d.token_hash, list(hashes))).all()
     return {row.token_hash: device_from_row(row) for row in rows}
 
 
-def _fields_to_row(tenant_id: str, fields: Mapping[str, Any], hashed: str, now: Any) -> tuple[Any, ...]:
-    """Return all fields of a device as a row of _COLUMNS; attributes that are None are removed."""
-    birth_date, attributes = fields["birth_date"], fields["attributes"]
-    if None in attributes.values():
+def _to_row(
+    id_: str, tenant_id: str, token: str, hashed: str, fields: Mapping[str, Any], now: Any
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return a device as a row of _COLUMNS; attributes that are None are removed."""
+    get = fields.get
+    birth_date, topics, attributes = get("birth_date"), get("topics"), get("attributes")
+    if attributes and None in attributes.values():
         attributes = {name: value for name, value in attributes.items() if value is not None}
     return (
-        fields["id"], tenant_id, fields["token"], hashed, fields["user_id"], fields["platform"], fields["gender"],
-        fields["age"], None if birth_date is None else birth_date.isoformat(), fields["language"], fields["timezone"],
-        fields["push_on"], fields["marketing_on"], encode_sorted(list(fields["topics"])), encode_sorted(attributes),
-        now, now,
+        id_, tenant_id, token, hashed, get("user_id"), get("platform"), get("gender"), get("age"),
+        None if birth_date is None else birth_date.isoformat(), get("language"), get("timezone"),
+        get("push_on", True), get("marketing_on"), encode_sorted(topics) if topics else "[]",
+        encode_sorted(attributes) if attributes else "{}", now, now,
     )  # fmt: skip
 
 

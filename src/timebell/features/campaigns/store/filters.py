@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Double, and_, case, cast, false, func, or_, select, true
+from sqlalchemy import ColumnElement, Double, Integer, and_, case, cast, false, func, or_, select, true
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from timebell.features.campaigns.model.device import encode_sorted
 from timebell.features.campaigns.model.filters import Filters, FrequencyCap, Range
@@ -79,9 +81,26 @@ def below_cap(
     return count < cap.messages
 
 
+class _Position(FunctionElement[int]):
+    """The position of a text in a column, from 1, and 0 without it. Case-sensitive, which LIKE is not on SQLite."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(_Position)
+def _compile_position(element: Any, compiler: Any, **options: Any) -> str:
+    return f"instr({compiler.process(element.clauses, **options)})"
+
+
+@compiles(_Position, "postgresql")
+def _compile_position_on_postgresql(element: Any, compiler: Any, **options: Any) -> str:
+    return f"strpos({compiler.process(element.clauses, **options)})"
+
+
 def contains_exactly(column: ColumnElement[str], text: str) -> Condition:
-    """Return the condition that a column contains a text, case-sensitively, which LIKE is not on SQLite."""
-    return func.replace(column, text, "") != column
+    """Return the condition that a column contains a text, case-sensitively."""
+    return _Position(column, text) > 0
 
 
 def _compile(tx: Transaction, filters: Filters, at: datetime, device: Any) -> list[Condition]:

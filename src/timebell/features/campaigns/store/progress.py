@@ -52,12 +52,10 @@ def forecast_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> For
     """Return the forecast of a campaign from the chunks that ended in the last RATE_WINDOW."""
     c = chunks.c
     newest = (c.campaign_id == campaign.id) & (c.number >= campaign.next_chunk - RATE_CHUNKS)
-    query = select(
-        func.count().label("chunks"), func.coalesce(func.sum(c.size), 0).label("recipients"),
-        func.min(c.ended_at).label("first"), func.max(c.ended_at).label("last"),
-    ).where(newest, c.ended_at >= now - RATE_WINDOW)  # fmt: skip
-    row = tx.execute(query).one()
-    return forecast_end(campaign, ChunkEnds(row.chunks, int(row.recipients), row.first, row.last), now)
+    recent = select(c.ended_at, c.size).where(newest, c.ended_at >= now - RATE_WINDOW).order_by(c.ended_at)
+    ended = tx.execute(recent).all()
+    ends = ChunkEnds([row.ended_at for row in ended], sum(row.size for row in ended))
+    return forecast_end(campaign, ends, now)
 
 
 def build_chunk_map(tx: Transaction, campaign: Campaign, total: int) -> ChunkMap:

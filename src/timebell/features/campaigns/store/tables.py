@@ -29,9 +29,9 @@ devices = Table(
     Column("id", String(36), primary_key=True),
     Column("tenant_id", String(200), nullable=False),
     Column("token", Text, nullable=False),
-    # SHA-256 of tenant and token, because tokens exceed the size limit of index entries. An index on one column, which
+    # Hash of tenant and token, because tokens exceed the size limit of index entries. An index on one column, which
     # PostgreSQL knows to be unique before it has statistics of the table.
-    Column("token_hash", String(64), nullable=False),
+    Column("token_hash", String(28), nullable=False),
     Column("user_id", String(200)),
     Column("platform", String(10)),
     Column("gender", String(20)),

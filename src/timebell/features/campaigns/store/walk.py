@@ -9,8 +9,8 @@ registered device under the reason why it was excluded, so that the counts add u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -37,25 +37,33 @@ class Recipient:
     id: str
     token: str
     user_id: str | None
-    values: Mapping[str, Any] = field(default_factory=dict)
-    variant: str | None = None
+    values: Mapping[str, Any]
+    variant: str | None
 
 
 _RECIPIENT_COLUMNS = (devices.c.token, devices.c.user_id)
+_NO_VALUES: Mapping[str, Any] = {}
 _VALUE_COLUMNS = ("platform", "gender", "age", "language", "timezone", "attributes")
 
 
 def recipient_columns(campaign: Campaign) -> list[ColumnElement[Any]]:
-    """Return the columns of devices that `recipient_from_row` needs beside `id`."""
+    """Return the columns of devices that `recipients_from_rows` needs beside `id`."""
     more = [devices.c[name] for name in _VALUE_COLUMNS] if campaign.plan.is_personal else []
     return [*_RECIPIENT_COLUMNS, *more]
 
 
-def recipient_from_row(campaign: Campaign, row: Row[Any]) -> Recipient:
-    """Return a row with an `id` and the recipient columns as a Recipient."""
-    is_personal = campaign.plan.is_personal and row.token is not None
-    values = placeholder_values(campaign.id, row) if is_personal else {}
-    return Recipient(row.id, row.token, row.user_id, values, variant_of(campaign, row.id, row.user_id))
+def recipients_from_rows(campaign: Campaign, rows: Iterable[Row[Any]]) -> list[Recipient]:
+    """Return rows with an `id` and the recipient columns as recipients."""
+    is_personal = campaign.plan.is_personal  # once, because it searches all texts of the message
+    has_variants = bool(campaign.plan.experiment.variants)
+    return [
+        Recipient(
+            row.id, row.token, row.user_id,
+            placeholder_values(campaign.id, row) if is_personal and row.token is not None else _NO_VALUES,
+            variant_of(campaign, row.id, row.user_id) if has_variants else None,
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def variant_of(campaign: Campaign, device_id: str, user_id: str | None) -> str | None:
@@ -101,7 +109,7 @@ def select_recipients(
         if progress.zone is not None:  # otherwise one walk passes each device once
             matches.append(_in_zone(campaign, progress.zone))
         query = columns.where(*matches, devices.c.id > progress.cursor).order_by(devices.c.id)
-    recipients = [recipient_from_row(campaign, row) for row in tx.execute(query.limit(size + 1))]
+    recipients = recipients_from_rows(campaign, tx.execute(query.limit(size + 1)).all())
     is_last, recipients = len(recipients) <= size, recipients[:size]
     if recipients:
         progress.cursor = recipients[-1].id

@@ -98,20 +98,32 @@ class PostgresTransaction(SqlTransaction):
         self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
         replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        """Insert or update records by one statement with an array for each column."""
+        """Insert or update records by one statement, with an array for each column whose values differ.
+
+        A column with a single value needs no array, whose elements asyncpg checks and encodes one by one.
+        """
         self.steps()
-        insert = _insert_from_arrays(table, tuple(columns))
+        values = list(zip(*records, strict=True))
+        is_array = tuple(len(records) == 1 or column.count(column[0]) < len(records) for column in values)
+        insert = _insert_from_arrays(table, tuple(columns), is_array)
         update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
-        await_only(self._driver().execute(f"{insert} {update}", *zip(*records, strict=True)))
+        params = [column if many else column[0] for column, many in zip(values, is_array, strict=True)]
+        await_only(self._driver().execute(f"{insert} {update}", *params))
 
 
-@functools.cache
-def _insert_from_arrays(table: Table, columns: tuple[str, ...]) -> str:
-    """Return an INSERT whose parameters are arrays, one for each column."""
+@functools.lru_cache(maxsize=256)
+def _insert_from_arrays(table: Table, columns: tuple[str, ...], is_array: tuple[bool, ...]) -> str:
+    """Return an INSERT with a parameter for each column: an array of its values, or a single value for all rows."""
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
     types = [table.c[column].type.compile(dialect) for column in columns]
-    arrays = ", ".join(f"${number}::{sql_type}[]" for number, sql_type in enumerate(types, 1))
-    return f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT * FROM unnest({arrays})"  # noqa: S608
+    arrays, names, selected = [], [], []
+    for number, (name, sql_type, many) in enumerate(zip(columns, types, is_array, strict=True), 1):
+        if many:
+            arrays.append(f"${number}::{sql_type}[]")
+            names.append(name)
+        selected.append(f"u.{name}" if many else f"${number}::{sql_type}")
+    source = f"unnest({', '.join(arrays)}) AS u ({', '.join(names)})"
+    return f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT {', '.join(selected)} FROM {source}"  # noqa: S608
 
 
 class PostgresStore:

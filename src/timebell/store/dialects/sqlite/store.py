@@ -12,11 +12,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import quote
 
-import orjson
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -51,8 +50,7 @@ STORE_CACHE_KIB, OTHER_CACHE_KIB = 16_384, 8_192
 # WAL size (32 MB) that triggers a checkpoint, for which writers wait. With rare checkpoints a page that changes often
 # is written to the file only once.
 WAL_CHECKPOINT_PAGES = 8_000
-BULK_INSERT_ROWS = 2_500  # per statement: with the longest payloads still less than SQLite's limit of 1 GB
-MAX_VALUES_ROWS = 8  # for more rows, JSON is cheaper than binding each value and than stepping from row to row
+MAX_INSERT_ROWS = 256  # per statement; with the widest table far below SQLite's limit of 32,766 parameters
 
 
 DIALECT = SqliteDialect()
@@ -99,30 +97,39 @@ class SqliteTransaction(SqlTransaction):
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
         constants: Mapping[str, Any] = NO_VALUES,
     ) -> None:  # fmt: skip
-        """Insert records, whose values must be representable in JSON.
-
-        Each statement inserts many rows, because every statement has to get the GIL back from other threads.
-        """
-        self._insert_from_json(table, columns, records, constants)
+        self._insert_values(table, columns, records, constants)
 
     def bulk_upsert(
         self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
         replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
-        self._insert_from_json(table.name, columns, records, NO_VALUES, f"WHERE true {update}")  # ON is no join
+        self._insert_values(table.name, columns, records, NO_VALUES, update)
 
-    def _insert_from_json(
+    def _insert_values(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]], constants: Mapping[str, Any],
         suffix: str = "",
     ) -> None:  # fmt: skip
+        """Insert records by statements of 2^n rows each, so that few different ones are prepared.
+
+        Many rows per statement, because each statement has to get the GIL back from other threads. Values are bound,
+        because it takes SQLite longer to extract them from JSON than to insert them.
+        """
         self.steps()
-        expressions = [*("?" * len(constants)), *(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))]
-        names = ", ".join((*constants, *columns))
-        text = f"INSERT INTO {table} ({names}) SELECT {', '.join(expressions)} FROM json_each(?) {suffix}"  # noqa: S608
-        remaining = iter(records)
-        while chunk := list(islice(remaining, BULK_INSERT_ROWS)):
-            self.driver.execute(text, (*constants.values(), orjson.dumps(chunk).decode()))
+        names, remaining = (*constants, *columns), iter(records)
+        while batch := list(islice(remaining, MAX_INSERT_ROWS)):
+            while batch:
+                size = 1 << (len(batch).bit_length() - 1)
+                statement = f"{_insert_statement(table, names, len(constants), size)} {suffix}"
+                self.driver.execute(statement, tuple(chain(constants.values(), *batch[:size])))
+                del batch[:size]
+
+
+@functools.lru_cache(maxsize=512)
+def _insert_statement(table: str, columns: tuple[str, ...], constants: int, rows: int) -> str:
+    """Return an INSERT of rows whose first columns have the same values in all rows."""
+    row = ", ".join([*(f"?{number}" for number in range(1, constants + 1)), *["?"] * (len(columns) - constants)])
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([f'({row})'] * rows)}"  # noqa: S608
 
 
 def _existing_file_url(url: str) -> str:
