@@ -205,7 +205,7 @@ def test_a_kill_in_a_batch_repeats_only_the_jobs_of_two_time_slices(store_url: s
     assert repeated * BLOCKED_SECONDS <= 2 * MAX_COMPLETION_DELAY_SECONDS
 
 
-@pytest.mark.parametrize("point", ["create.1", "create.2", "create.3", "create.commit", "create.done"])
+@pytest.mark.parametrize("point", ["create.1", "create.2", "create.commit", "create.done"])
 def test_a_job_exists_exactly_if_its_creation_was_committed(point: str, store_url: str, tmp_path: Path) -> None:
     process = forked(made, store_url, str(tmp_path / "effects"), f"{point}:kill")
     process.join(120)

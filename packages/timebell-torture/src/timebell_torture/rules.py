@@ -626,8 +626,10 @@ class HistoryChecker:
                     f"{difference['finding']} at {difference['at']}: {difference['detail']}",
                 )
             arrived = sum(
-                kind == "planned" and audit["from_us"] <= due_us < audit["to_us"]
-                for _, kind, due_us in self.history.by_occurrence
+                kind == "planned"
+                and audit["from_us"] <= due_us < audit["to_us"]
+                and not all(self.history.may_be_rewound(effect.at) for effect in effects)  # it was perhaps not repeated
+                for (_, kind, due_us), effects in self.history.by_occurrence.items()
             )
             self.result.audit_counts = {
                 "fired": audit["fired"],
