@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import update
@@ -152,7 +153,7 @@ def test_failed_runs_notify_the_owner_until_a_run_succeeds(store_url: str, inbox
                 while title not in inbox.titles():
                     await asyncio.sleep(0.05)
 
-        app.settings = load(database_url=store_url, alert_urls=f"ops={inbox.url}")
+        app.settings = replace(app.settings, alert_urls=load(alert_urls=f"ops={inbox.url}").alert_urls)
         await app.schedule_repeat("bill", Every("PT1S"), name="bills", notify="ops")
         async with app.running() as service:
             await until("Timebell: SCHEDULE_FAILED")

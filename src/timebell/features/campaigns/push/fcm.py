@@ -148,7 +148,7 @@ class FcmProvider:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        connections = list(self._active_connections)
+        connections, self._active_connections = self._active_connections, []
         for connection in connections:
             connection.close()
         if connections:
