@@ -269,7 +269,7 @@ def _seed_wrong_rows(editor: HistoryEditor) -> bool:
 def _seed_audit_difference(editor: HistoryEditor) -> bool:
     audit = next(record for record in editor.ledgers.records if record["what"] == "audit")
     if editor.rng.random() < 0.5:
-        audit["fired"] -= 1
+        audit["fired"] = editor.check.count_arrived(audit["from_us"], audit["to_us"]) - 1
     else:
         audit["differences"] = [{"schedule": "each-1", "finding": "missing", "at": "then", "detail": "no row"}]
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,9 @@ class OnConflict:
     """Inserts of rows that may exist already."""
 
     @staticmethod
+    @abstractmethod
     def insert(table: Table) -> postgresql.Insert | sqlite.Insert:
         """Return an INSERT of the dialect in SQLAlchemy."""
-        raise NotImplementedError
 
     @classmethod
     @cache
