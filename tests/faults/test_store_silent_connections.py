@@ -31,6 +31,8 @@ class Relay:
         self._ways: set[asyncio.Task[None]] = set()
         self.last: asyncio.StreamWriter | None = None
         """Of who spoke last."""
+        self.silence_at: bytes | None = None
+        """What to wait for before all open connections are silenced."""
 
     async def start(self) -> int:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -64,6 +66,9 @@ class Relay:
         with suppress(OSError):
             while data := await source.read(65_536):
                 self.last = client
+                if self.silence_at is not None and self.silence_at in data:
+                    self.silence()
+                    return
                 sink.write(data)
                 await sink.drain()
             sink.close()
@@ -90,6 +95,27 @@ def test_a_cut_connection_is_replaced_without_waiting_for_silent_ones(postgres_u
             await relay.close()
 
     assert asyncio.run(body()).tzinfo is not None
+
+
+def test_a_connection_that_goes_silent_directly_after_it_was_opened_ends_within_the_connect_timeout(
+    postgres_url: str,
+) -> None:
+    async def body() -> None:
+        parts = urlsplit(postgres_url)
+        relay = Relay(parts.hostname or "", parts.port or 5432)
+        relay.silence_at = b"pg_postmaster_start_time"  # of the first statement
+        port = await relay.start()
+        netloc = f"{parts.username}@127.0.0.1:{port}"
+        server = PostgresServer(urlunsplit(parts._replace(netloc=netloc, query="connect_timeout=1")))
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS) as deadline:
+                with pytest.raises(TimeoutError):
+                    await server.connect(command_timeout=2 * TIMEOUT_SECONDS)
+            assert not deadline.expired()
+        finally:
+            await relay.close()
+
+    asyncio.run(body())
 
 
 def test_a_probe_ignores_connections_that_were_closed_meanwhile(postgres_url: str) -> None:

@@ -109,7 +109,7 @@ class PostgresServer:
         connection = await self._connect_any(options)
         try:
             _set_keepalive(connection)
-            await self._check_identity(connection)
+            await self._check_identity(connection, options["timeout"])
         except BaseException:
             connection.terminate()
             raise
@@ -156,10 +156,13 @@ class PostgresServer:
             return "the server waits for a message that was lost"
         return None
 
-    async def _check_identity(self, connection: asyncpg.Connection[Any]) -> None:
-        """Drop the older connections if they lead to another server than this one."""
+    async def _check_identity(self, connection: asyncpg.Connection[Any], timeout: float) -> None:
+        """Drop the older connections if they lead to another server than this one.
+
+        `timeout` (seconds) is that of connecting, because nothing else notices when the server goes silent now.
+        """
         try:
-            row = await connection.fetchrow(_IDENTIFY)
+            row = await connection.fetchrow(_IDENTIFY, timeout=timeout)
         except _NO_PRIVILEGE:
             return
         assert row is not None
