@@ -398,6 +398,15 @@ def test_an_attempt_that_a_failover_forgot_may_precede_a_cancel(repeated_at: flo
     assert failover.is_found("after-cancel") == (repeated_at is not None)
 
 
+def test_a_later_attempt_that_a_failover_forgot_may_precede_a_cancel_in_flight() -> None:
+    failover = Failover()
+    failover.editor.repeat_effect(failover.effect, 1)
+    failover.cancel(2.5, 2.6, "in_flight", 1)
+    assert failover.is_found("after-cancel")
+    failover.add_fault("rewind", 0.5, 1.8, 1)
+    assert not failover.is_found("after-cancel")
+
+
 def test_the_late_result_of_a_forgotten_attempt_may_end_its_twin() -> None:
     failover = Failover()
     for number, (after, attempt) in enumerate([(0.9, 1), (1.2, 2), (2.5, 1)]):

@@ -133,19 +133,19 @@ def _apply_cancels(history: History, expectation: Expectation) -> None:
             continue
         is_certain = operation.type == "ok" and not history.may_be_lost(operation.invoked_at, operation.completed_at)
         outcome = operation.body["outcome"] if is_certain else None
+        forgotten = [
+            effect.attempt for effect in effects
+            if effect.at <= operation.completed_at and history.may_be_rewound(effect.at)
+        ]  # fmt: skip
+        last_attempt = max([operation.body["attempt"], *forgotten]) if is_certain else None
         if outcome == "prevented":
-            forgotten = [
-                effect.attempt for effect in effects
-                if effect.at <= operation.completed_at and history.may_be_rewound(effect.at)
-            ]  # fmt: skip
-            last_attempt = max([operation.body["attempt"], *forgotten])
             if last_attempt:  # it is not retried after the failed or forgotten attempts
                 expectation.requirement, expectation.max_attempts = "may", last_attempt
             else:
                 expectation.requirement, expectation.reason = "mustnot", "after-cancel"
             return
         if outcome == "in_flight":
-            expectation.max_attempts = operation.body["attempt"]
+            expectation.max_attempts = last_attempt
         if outcome == "already_done":
             creates = [create for create in expectation.entity.operations if create.name == "create"]
             expectation.requirement, _ = classify(
