@@ -339,6 +339,32 @@ def test_an_outage_that_is_shorter_than_a_lease_explains_no_second_delivery(kind
     assert found == duplicates
 
 
+@pytest.mark.parametrize(("pause", "duplicates"), [(2, 0), (8, 1)])
+def test_outages_that_follow_each_other_for_a_lease_explain_a_second_delivery(pause: int, duplicates: int) -> None:
+    ledgers = synthetic.clean_ledgers(Random(22))
+    editor = selftest.HistoryEditor(ledgers, Random(22))
+    effect = next(editor.undisturbed_effects(serial=False))
+    mono = editor.line(effect.seq)["mono"]
+    ledgers.faults += [
+        {
+            "kind": "strand", "target": "store", "start_mono": mono + start * 10**9,
+            "end_mono": mono + (start + 6) * 10**9, "verified_start": True, "verified_end": True,
+        } for start in (-1, 5 + pause)
+    ]  # fmt: skip
+    editor.repeat_effect(effect, 18)
+    found = selftest.check_history(selftest.to_history(ledgers)).counts["dup-unjustified"]
+    assert found == duplicates
+
+
+@pytest.mark.parametrize(("state", "is_late", "violations"), [("running", True, 0), ("running", False, 1)])
+def test_a_job_may_end_while_the_records_are_read(state: str, is_late: bool, violations: int) -> None:
+    ledgers = synthetic.clean_ledgers(Random(23))
+    row = next(record for record in ledgers.records if record["what"] == "row")
+    job = next(record for record in ledgers.records if record["what"] == "job" and record["key"] == row["key"])
+    job["state"], row["is_late"] = state, is_late
+    assert selftest.check_history(selftest.to_history(ledgers)).counts["transaction"] == violations
+
+
 class Failover:
     """A clean history, in which a failover loses what was written between two times around an effect."""
 

@@ -386,7 +386,8 @@ class Driver:
     async def write_records(self) -> None:
         """Write Timebell's own records of all jobs and schedules, and its audit."""
         ledger = Ledger(self.plan.path("record.jsonl"))
-        rows = await asyncio.to_thread(_row_keys, self.direct)  # before the jobs: each row then has its job
+        # Some jobs still end meanwhile: one that has completed has its row afterwards, any other has none before.
+        rows_before = set(await asyncio.to_thread(_row_keys, self.direct))
         app = Timebell(self.direct, timezone="UTC")
         labels = {id_: label for label, id_ in self.ids.items()}
         for tenant_id in TENANTS:
@@ -419,7 +420,10 @@ class Driver:
             ) for rewind in await app.store.run(list_rewinds, start)
         ))  # fmt: skip
         await app.close()
-        await asyncio.gather(*(ledger.append(what="row", key=key, label=key) for key in rows))
+        await asyncio.gather(*(
+            ledger.append(what="row", key=key, label=key, is_late=key not in rows_before)
+            for key in await asyncio.to_thread(_row_keys, self.direct)
+        ))  # fmt: skip
 
 
 def topic_of(value: Mapping[str, Any]) -> str:

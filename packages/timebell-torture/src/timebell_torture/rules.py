@@ -22,7 +22,7 @@ from timebell_torture.expectations import (
 from timebell_torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
 from timebell_torture.receiver import MAX_HANDLER_SECONDS, to_microseconds
 from timebell_torture.verdict import Verdict, Violation
-from timebell_torture.windows import match_points
+from timebell_torture.windows import match_points, merge
 
 LEASE_SECONDS = 15.0
 COMPLETION_WRITE_SECONDS = 2.0  # a fault this close to an effect may have prevented recording its completion
@@ -323,6 +323,17 @@ class HistoryChecker:
             )
         )
 
+    def _outages_outlasted_lease(self, before: Effect, after: Effect) -> bool:
+        """Return whether outages, one directly after another, prevented the end and the renewal of an attempt."""
+        faults = self.history.faults_between(before.at, after.at, *BRIEF_FAULTS)
+        outages = merge((fault.start, fault.end + STORE_RECOVERY_SECONDS) for fault in faults)
+        ended = before.ended if before.ended is not None else before.at
+        return any(
+            start - COMPLETION_WRITE_SECONDS <= ended < end
+            and min(end, after.at) - max(start, before.at) >= LEASE_SECONDS
+            for start, end in outages
+        )
+
     def _check_repeated_attempt(self, before: Effect, after: Effect) -> None:
         history, until = self.history, before.ended if before.ended is not None else before.at
         # Its completion may have waited for locks of a node under a fault, and then been interrupted itself.
@@ -338,6 +349,7 @@ class HistoryChecker:
         )
         # The transaction of a handler cannot be kept: it ends with its connection.
         explained = any(before.by == "exact" or fault.kind not in BRIEF_FAULTS for fault in faults)
+        explained = explained or self._outages_outlasted_lease(before, after)
         # A node that had no CPU to renew its lease counts as frozen.
         explained = (
             explained
@@ -586,16 +598,21 @@ class HistoryChecker:
 
     def _check_transactions(self) -> None:
         """Check that each completed job, and no other, has one row from its handler's transaction."""
-        written = Counter(record["key"] for record in self.history.records if record["what"] == "row")
+        row_records = [record for record in self.history.records if record["what"] == "row"]
+        written = Counter(record["key"] for record in row_records)
+        # Rows that were not there before the jobs were read.
+        late = {record["key"] for record in row_records if record.get("is_late")}
         for record in self.history.records:
             if record["what"] != "job" or not record["exact"]:
                 continue
             rows = written.pop(record["key"], 0)
+            if record["key"] in late and record["state"] != "completed":
+                continue  # it has completed meanwhile
             if rows != (record["state"] == "completed"):
                 self._add_violation(
                     "transaction", record["label"], self.history.due_at(record["due_us"]), f"{rows} rows"
                 )
-        for key in written:
+        for key in written.keys() - late:
             self._add_violation("transaction", key, 0.0, "a row of a job that does not exist")
 
     def _check_recovery(self) -> None:
