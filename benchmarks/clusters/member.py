@@ -76,7 +76,9 @@ class Member:
         return (self.folder / "log").read_text(errors="replace")[-2000:] if (self.folder / "log").exists() else ""
 
     def start(self, *arguments: str) -> None:
-        """Start the process, without waiting until it serves."""
+        """Start the process, without waiting until it serves. The former one, if any, must have been killed."""
+        if self._process is not None:
+            self._process.wait()
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [*AS_OTHER_USER, *self._command, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
