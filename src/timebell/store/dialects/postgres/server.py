@@ -86,6 +86,7 @@ class PostgresServer:
         self._last_good = 0
         self._connections: WeakSet[asyncpg.Connection[Any]] = WeakSet()
         self._thread_connections: WeakSet[Any] = WeakSet()
+        self._abandoned: set[asyncio.Task[Any]] = set()
         self.identity: ServerIdentity | None = None
 
     def channel_name(self, name: str) -> str:
@@ -195,10 +196,19 @@ class PostgresServer:
                     break
         finally:
             for attempt in attempts:
-                attempt.cancel()
-                attempt.add_done_callback(_terminate)
+                self._abandon(attempt)
         # An answer of a server says more than a missing one.
         raise max(errors, key=_rank, default=TimeoutError("no connection within the timeout"))
+
+    def _abandon(self, attempt: asyncio.Task[Any]) -> None:
+        """Close the connection of an attempt once it has one.
+
+        The attempt ends within its own timeout. If it were cancelled at its beginning, as under load, asyncpg would
+        leave an error that nobody retrieves, and asyncio would log it.
+        """
+        self._abandoned.add(attempt)
+        attempt.add_done_callback(self._abandoned.discard)
+        attempt.add_done_callback(_terminate)
 
 
 def _server_pids(connections: Collection[asyncpg.Connection[Any]]) -> list[int]:
