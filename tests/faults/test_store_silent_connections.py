@@ -126,7 +126,7 @@ def test_a_connection_that_is_lost_as_it_is_opened_is_an_error_of_the_connection
 def test_a_slower_attempt_to_connect_is_not_cancelled_and_its_connection_closed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio would log an error of asyncpg that nobody retrieves, if it were cancelled at its beginning."""
+    """If it were cancelled at its beginning, asyncio would log an unretrieved error of asyncpg."""
     connect, connected = asyncpg.connect, asyncio.Event()
     attempts: list[asyncio.Task[Any]] = []
 

@@ -204,7 +204,7 @@ class PostgresServer:
         """Close the connection of an attempt once it has one.
 
         The attempt ends within its own timeout. If it were cancelled at its beginning, as under load, asyncpg would
-        leave an error that nobody retrieves, and asyncio would log it.
+        leave an unretrieved error, which asyncio would log.
         """
         self._abandoned.add(attempt)
         attempt.add_done_callback(self._abandoned.discard)
