@@ -190,21 +190,24 @@ class PostgresServer:
                     index = attempts.pop(attempt)
                     if (error := attempt.exception()) is None:
                         self._last_good = index
+                        while attempts:
+                            self._abandon(attempts.popitem()[0])
                         return attempt.result()
                     errors.append(error)
                 if done and not attempts and not untried:
                     break
         finally:
             for attempt in attempts:
-                self._abandon(attempt)
+                attempt.cancel()
+                attempt.add_done_callback(_terminate)
         # An answer of a server says more than a missing one.
         raise max(errors, key=_rank, default=TimeoutError("no connection within the timeout"))
 
     def _abandon(self, attempt: asyncio.Task[Any]) -> None:
-        """Close the connection of an attempt once it has one.
+        """Close the connection of an attempt that was slower than another, once it has one.
 
-        The attempt ends within its own timeout. If it were cancelled at its beginning, as under load, asyncpg would
-        leave an unretrieved error, which asyncio would log.
+        It ends within its own timeout. If it were cancelled at its beginning, as under load, asyncpg would leave an
+        unretrieved error, which asyncio would log.
         """
         self._abandoned.add(attempt)
         attempt.add_done_callback(self._abandoned.discard)
