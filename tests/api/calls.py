@@ -350,54 +350,70 @@ class World:
         return world
 
     async def _create_objects(self) -> None:
-        await self.renew()
+        for create in (
+            self._renew_schedules, self._renew_calendar, self._renew_jobs, self._renew_key, self._renew_destinations,
+            self._renew_user,
+        ):  # fmt: skip
+            await create("secret-1")
         await self._renew_push("phones")
         await self._renew_triggers("shifts")
 
     async def renew(self) -> None:
         """Recreate the objects of the tenant that the last call may have changed, so that the next call finds them."""
         self.count += 1
-        name, editor = f"secret-{self.count}", self.role[Role.EDITOR]
-        if self.called.startswith(PUSH):
-            await self._renew_push(name)
-            return
-        if self.called.startswith(TRIGGERS):
-            await self._renew_triggers(name)
-            return
+        name = f"secret-{self.count}"
+        self.names["new"] = f"new-{self.count}"
+        for prefixes, renew in (
+            (("/schedules", "/backlogs"), self._renew_schedules), (("/calendars",), self._renew_calendar),
+            (("/jobs", "/claims", "/dead-letters", "/operations"), self._renew_jobs), (("/keys",), self._renew_key),
+            (("/secrets", "/targets", "/connections"), self._renew_destinations), (("/users",), self._renew_user),
+            (PUSH, self._renew_push), (TRIGGERS, self._renew_triggers),
+        ):  # fmt: skip
+            if self.called.startswith(prefixes):
+                await renew(name)
+
+    async def _renew_schedules(self, name: str) -> None:
+        editor = self.role[Role.EDITOR]
         for which in ("schedule", "skipping"):
             created = (await self.web.post("/schedules", {**NIGHTLY, "name": f"{name}-{which}"}, key=editor)).json()
             self.names[which] = created["id"]
         skipped = await self.web.post(f"/schedules/{self.names['skipping']}/skip-next", key=editor)
         self.names["next"] = created["nextFireAt"]
         assert skipped.status_code == 200, skipped.text
-        await self.web.ask("PUT", f"/calendars/{name}", {"holidays": ["2041-01-01"]}, key=editor)
-        operator = self.role[Role.OPERATOR]
+
+    async def _renew_calendar(self, name: str) -> None:
+        body = {"holidays": ["2041-01-01"]}
+        await self.web.ask("PUT", f"/calendars/{name}", body, key=self.role[Role.EDITOR])
+        self.names["calendar"] = name
+
+    async def _renew_jobs(self, name: str) -> None:
+        """Create a job, attempted jobs, and an operation that matches none of them."""
         job = {"topic": "secret.topic", "runAt": LATER, "timezone": "UTC"}
-        self.names["job"] = (await self.web.post("/jobs", job, key=editor)).json()["id"]
+        self.names["job"] = (await self.web.post("/jobs", job, key=self.role[Role.EDITOR])).json()["id"]
         self.names["dead"], self.names["held"], self.names["sent"] = await self.web.app.store.run(
             _create_attempted_jobs, self.tenant, self.web.app.clock.now()
         )
         self.names["token"] = attempt_token(SECRET, self.names["held"], 1)
         matches_none = {"filter": {"topic": f"none.{self.count}"}}
-        created = await self.web.post("/dead-letters/retry", matches_none, key=operator)
+        created = await self.web.post("/dead-letters/retry", matches_none, key=self.role[Role.OPERATOR])
         self.names["operation"] = created.json()["id"]
-        key = await self.web.key("viewer", self.tenant)
-        admin = self.role[Role.ADMIN]
-        for path, body in (("/secrets", {"name": name, "value": "v"}), ("/targets", {"name": name, **HOOK})):
-            created = await self.web.post(path, body, key=admin)
+
+    async def _renew_key(self, name: str) -> None:
+        self.names["key"] = (await self.web.key("viewer", self.tenant)).split("_")[2]
+
+    async def _renew_destinations(self, name: str) -> None:
+        """Create a secret, a target and a connection."""
+        for path, body in (
+            ("/secrets", {"value": "v"}), ("/targets", HOOK), ("/connections", TOKENS),
+        ):  # fmt: skip
+            created = await self.web.post(path, {"name": name, **body}, key=self.role[Role.ADMIN])
             assert created.status_code == 201, created.text
-        self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
-        created = await self.web.post("/connections", {"name": name, **TOKENS}, key=admin)
-        assert created.status_code == 201, created.text
         self.names |= {"secret": name, "target": name, "connection": name}
+
+    async def _renew_user(self, name: str) -> None:
+        """Create a user with a session."""
         now = self.web.app.clock.now()
-        user = User(
-            id=new_id(now),
-            tenant_id=self.tenant,
-            name=f"{name}-user",
-            role=Role.VIEWER,
-            created_at=now,
-        )
+        user = User(id=new_id(now), tenant_id=self.tenant, name=f"{name}-user", role=Role.VIEWER, created_at=now)
         session = Session(
             id=session_id(f"{name} {self.tenant}"), user_id=user.id, key_id=None, created_at=now, seen_at=now
         )

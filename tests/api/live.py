@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,15 @@ class Live:
         """Open a connection."""
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def send(self, raw: bytes, seconds: float = 10) -> bytes:
-        """Send bytes and return the response, read until the server closes or `seconds` pass."""
+    async def send(self, raw: bytes, seconds: float = 40) -> bytes:
+        """Send bytes and return the response, read until the server closes. Raises TimeoutError after `seconds`."""
         transport, collector = await asyncio.get_running_loop().create_connection(_Collector, "127.0.0.1", self.port)
         transport.write(raw)
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 await collector.closed.wait()
-        transport.close()
+        finally:
+            transport.close()
         return collector.received
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from .web import Web, is_problem, wait_until
 
 Make = Callable[..., Any]
+LEASE_SECONDS = 5  # longer than this process may be delayed between two heartbeats
 
 
 @asynccontextmanager
@@ -96,6 +97,9 @@ async def test_workers_share_jobs_without_overlap_up_to_their_maximum(make: Make
         for worker in ("a", "b"):
             assert await claim(web, worker=worker, waitSeconds=0) == [], "known workers, whose jobs are not held"
         ids = {await create(web) for _ in range(5)}
+        created_at = web.app.clock.now()
+        # By then, all of them are due by the clock of the database, too.
+        await wait_until(lambda: web.app.clock.now() > created_at + timedelta(seconds=1))
         first, second = await asyncio.gather(claim(web, worker="a", max=3), claim(web, worker="b", max=3))
         assert (len(first), len(second)) in ((3, 2), (2, 3))
         assert {each["jobId"] for each in first + second} == ids
@@ -129,16 +133,17 @@ async def test_a_lost_lease_is_retried_and_the_late_report_refused(make: Make) -
 async def test_heartbeats_extend_the_lease_and_report_cancellation_and_progress(make: Make) -> None:
     async with served(make) as web:
         id_ = await create(web)
-        (claimed,) = await claim(web, leaseSeconds=1)
+        (claimed,) = await claim(web, leaseSeconds=LEASE_SECONDS)
 
         async def beat(**more: Any) -> dict[str, Any]:
-            body = {"worker": "w1", "leaseSeconds": 1, "jobs": [proof(claimed, **more)]}
+            body = {"worker": "w1", "leaseSeconds": LEASE_SECONDS, "jobs": [proof(claimed, **more)]}
             renewed = await web.post("/claims/heartbeat", body)
             assert renewed.status_code == 200, renewed.text
             return renewed.json()["jobs"][0]  # type: ignore[no-any-return]
 
         until = claimed["leaseUntil"]
-        for _ in range(6):
+        first_end = datetime.fromisoformat(until)
+        while web.app.clock.now() < first_end + timedelta(seconds=1):
             await asyncio.sleep(0.4)
             renewed = await beat(progress=0.5, progressText="half")
             assert renewed["leaseUntil"] > until

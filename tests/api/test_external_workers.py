@@ -161,8 +161,9 @@ async def test_a_job_without_a_report_fails_at_its_timeout(make: Make) -> None:
 
 async def test_heartbeats_extend_the_timeout(make: Make) -> None:
     async with delivering(make) as (web, receiver):
-        id_ = await dispatch(web, receiver, timeoutSeconds=3, maxRetries=0)
-        short = await dispatch(web, receiver, timeoutSeconds=3, maxRetries=0)
+        # Longer than this process may be delayed between two heartbeats.
+        id_ = await dispatch(web, receiver, timeoutSeconds=6, maxRetries=0)
+        short = await dispatch(web, receiver, timeoutSeconds=6, maxRetries=0)
         await in_state(web, id_, "dispatched")
         await in_state(web, short, "dispatched")
         mine = next(one.headers for one in receiver.requests if id_.encode() in one.body)["timebell-token"]

@@ -243,7 +243,7 @@ async def test_an_operation_can_be_cancelled(make: Make) -> None:
     async with make() as web:
         await fail(web, 50)
         async with web.app.running(heartbeat=0.1):
-            created = (await web.post("/dead-letters/retry", {"filter": {}, "rate": 5})).json()
+            created = (await web.post("/dead-letters/retry", {"filter": {}, "rate": 1})).json()
 
             async def some() -> bool:
                 return (await web.get(f"/operations/{created['id']}")).json()["progress"]["done"] > 0  # type: ignore[no-any-return]

@@ -518,7 +518,7 @@ async def test_a_retry_has_the_same_webhook_id_and_a_new_timestamp(make: Make) -
 async def test_both_secrets_sign_during_a_rotation(make: Make) -> None:
     async with delivering(make) as (web, receiver, service):
         old = (await target(web, receiver))["signingSecret"]
-        answer = await rotated(web, overlapSeconds=6)  # enough for the next two requests
+        answer = await rotated(web, overlapSeconds=10)  # enough for the next two requests
         new = answer["signingSecret"]
         assert answer["revision"] == 2
         assert [one["until"] is None for one in answer["signing"]] == [True, False]

@@ -273,8 +273,10 @@ async def test_a_slow_database_of_a_source_does_not_delay_other_changes(make: Ma
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
-        await reader.read()  # and never answer
-        writer.close()
+        try:
+            await reader.read()  # and never answer
+        finally:
+            writer.close()
 
     silent = await asyncio.start_server(accept, "127.0.0.1", 0)
     options = {"url": f"postgresql://127.0.0.1:{silent.sockets[0].getsockname()[1]}/x", "table": "shifts"}

@@ -89,7 +89,7 @@ asyncio.run(app.run())
         run(main())
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def test_each_listener_receives_its_topics_and_its_tenant_once(postgres_url: str) -> None:

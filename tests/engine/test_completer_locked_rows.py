@@ -17,7 +17,7 @@ from timebell.engine.service import Service
 from timebell.model.job import JobState
 from timebell.store.dialects.postgres import stalled_sessions as silence
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
 Test = Callable[[Service], Coroutine[Any, Any, None]]
 

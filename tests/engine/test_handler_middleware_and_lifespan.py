@@ -281,9 +281,9 @@ async def test_a_schedule_overrides_on_unhandled_of_its_app(world: World) -> Non
     for default, chosen, states in (("hold", "complete", {"completed"}), ("complete", "hold", {"pending"})):
         app = world.app(on_unhandled=default)
         app.on("mail")(Log())
-        await app.schedule_repeat(f"fax.{chosen}", Every("PT1H"), name=chosen, on_unhandled=chosen, overlap="queue")
+        await app.schedule_repeat(f"fax.{chosen}", Every("PT10M"), name=chosen, on_unhandled=chosen, overlap="queue")
         async with engine(app, poll=50.0, heartbeat=50.0, lease=150.0):
-            await world.advance(hours=2, minutes=1)
+            await world.advance(minutes=21)
         found = await jobs(app, topic=f"fax.{chosen}")
         assert ({job.state.value for job in found}, len(found)) == (states, 2)
 

@@ -296,7 +296,7 @@ def test_a_thread_that_timed_out_before_its_block_writes_nothing(shop: Shop) -> 
     over = threading.Event()
     errors: list[TimebellError] = []
 
-    @shop.app.on("order", timeout=0.3, retry=Retry(attempts=1))
+    @shop.app.on("order", timeout=2, retry=Retry(attempts=1))  # enough to start the thread
     def write(event: Arrived) -> None:
         assert over.wait(TIMEOUT_SECONDS)
         try:

@@ -147,3 +147,31 @@ def test_a_connection_that_is_lost_as_it_is_opened_is_an_error_of_the_connection
     with monkeypatch.context() as patched:
         patched.setattr(asyncpg, "connect", connect_and_lose)
         run(body())
+
+
+def test_a_slower_attempt_to_connect_is_not_cancelled_and_its_connection_closed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it were cancelled at its beginning, asyncio would log an unretrieved error of asyncpg."""
+    connect, connected = asyncpg.connect, asyncio.Event()
+    attempts: list[asyncio.Task[Any]] = []
+
+    async def connect_second_first(*args: Any, **options: Any) -> Any:
+        attempt = asyncio.current_task()
+        assert attempt is not None
+        attempts.append(attempt)
+        if attempt is attempts[0]:
+            await connected.wait()
+        return await connect(*args, **options)
+
+    async def body() -> None:
+        connection = await PostgresServer(postgres_url).connect()
+        connected.set()
+        assert (await attempts[0]).is_closed()
+        assert not connection.is_closed()
+        connection.terminate()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncpg, "connect", connect_second_first)
+        patched.setattr("timebell.store.dialects.postgres.server.NEXT_ATTEMPT_SECONDS", 0.05)
+        asyncio.run(body())

@@ -87,9 +87,12 @@ def write_in_read_only_transaction(tx: Transaction, _: Server) -> None:
     execute(tx, "CREATE TABLE x (id int)")
 
 
-def stay_idle_in_transaction(tx: Transaction, _: Server) -> None:
+def stay_idle_in_transaction(tx: Transaction, server: Server) -> None:
+    session = execute(tx, "SELECT pg_backend_pid()")
     execute(tx, "SET LOCAL idle_in_transaction_session_timeout = 10")
-    time.sleep(0.5)  # the server ends the session
+    with server.other_session() as other:
+        while other.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [session]).fetchone() is not None:
+            time.sleep(0.01)
     execute(tx, "SELECT 1")
 
 

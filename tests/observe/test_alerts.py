@@ -303,19 +303,19 @@ async def test_failures_are_alerted_by_default_and_resolved(world: World) -> Non
         if broken:
             raise ConnectionError("bank is away")
 
-    async with engine(app) as service:
+    async with engine(app, poll=60.0) as service:
         service.node.alert_channels.send = send  # type: ignore[method-assign]
-        await app.schedule_repeat("bill", Every("PT1H"), name="nightly-billing")
+        await app.schedule_repeat("bill", Every("PT10M"), name="nightly-billing")
         once = await app.schedule_at("bill")
         await world.advance(seconds=30)
         assert codes(sent) == [("JOB_FAILED bill", False)]
         assert "bank is away" in sent[0].text
         assert f"http://127.0.0.1:8700/ui/jobs/{once.id}" in sent[0].text
-        await world.advance(hours=1)
+        await world.advance(minutes=10)
         assert codes(sent[1:]) == [("JOB_FAILED nightly-billing", False)]
         broken.clear()
         await app.retry(once.id)
-        await world.advance(hours=1)  # the retry and the next run succeed
+        await world.advance(minutes=10)  # the retry and the next run succeed
         assert codes(sent[2:]) == [("JOB_FAILED bill", True), ("JOB_FAILED nightly-billing", True)]
 
 
@@ -331,7 +331,7 @@ async def test_missed_runs_and_errored_schedules_are_alerted_by_default(world: W
     app.on("a")(lambda _: None)
     schedule = await app.schedule_repeat("a", Every("PT10M"), name="pulse", catch_up="skip")
     await world.advance(hours=1)  # no node is running
-    async with engine(app) as service:
+    async with engine(app, poll=60.0, heartbeat=60.0, lease=180.0) as service:
         service.node.alert_channels.send = send  # type: ignore[method-assign]
         await world.advance(minutes=2)
         assert codes(sent) == [("RUN_MISSED pulse", False)]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from http.client import IncompleteRead
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -236,14 +237,24 @@ def test_a_server_that_closes_every_connection_gets_few_attempts(fcm: FakeFcm, p
 def test_closing_an_unused_connection_is_not_a_failure(
     provider: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fcm_module, "IDLE_SECONDS", 0.0)
-
     async def body() -> None:
-        one = provider()
+        one, loop, may_connect = provider(), asyncio.get_running_loop(), asyncio.Event()
+        connect = loop.create_connection
+
+        async def connect_later(*args: Any, **options: Any) -> Any:
+            await may_connect.wait()
+            return await connect(*args, **options)
+
+        monkeypatch.setattr(loop, "create_connection", connect_later)
         await one.ready()  # opens a connection ahead of the first message
+        first_check = one._check_timer
         async with asyncio.timeout(30):
+            while one._check_timer is first_check:  # it takes longer than until the first check
+                await asyncio.sleep(0.01)
+            may_connect.set()
             while not one._active_connections:
                 await asyncio.sleep(0.01)
+            monkeypatch.setattr(fcm_module, "IDLE_SECONDS", 0.0)
             while one._active_connections:
                 await asyncio.sleep(0.01)
         await one.close()
@@ -306,7 +317,7 @@ def test_streams_above_a_goaway_use_another_connection(fcm: FakeFcm, provider: M
 
 
 def test_streams_before_a_goaway_still_complete(fcm: FakeFcm, provider: Make) -> None:
-    fcm.rules({"do": "ACCEPT", "delay": 2, "match": "^slow"})
+    fcm.rules({"do": "ACCEPT", "delay": 6, "match": "^slow"})
 
     async def body() -> None:
         one = provider(connections=1)

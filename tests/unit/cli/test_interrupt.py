@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from timebell.cli.remote import REQUEST_TIMEOUT_SECONDS
 
 from .conftest import Start
 from .process import until
@@ -96,7 +99,9 @@ def test_ctrl_c_is_summarized(
         lambda: True if sum(each.startswith(path) for each in requests) >= int(number or 1) else None,
         lambda: f"{requests} {process.err.read_text()}",
     )
+    interrupted_at = time.monotonic()
     assert process.end(signal.SIGINT) == 130
+    assert time.monotonic() - interrupted_at < REQUEST_TIMEOUT_SECONDS - 5, "it waited for the response"
     message = process.err.read_text()
     assert "Interrupted. " in message
     assert summary in message

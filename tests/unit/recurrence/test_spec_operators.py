@@ -133,6 +133,9 @@ def test_notes_cover_only_the_affected_parts() -> None:
     Cron("0 9 * * SAT").on(Calendar()), Cron("*/5 * * * SUN").on(Calendar()),
     Every("PT168H", datetime(1971, 1, 2)).on(Calendar()),
     (Cron("0 9 * * *") - Cron("0 9 * * *")) | (Cron("0 9 * * SAT").on(Calendar())),
+    # Nested searches, each of which excludes many instants before it finds one for the next.
+    Every("PT1M", datetime(1971, 1, 1)) - Cron("1-59 * * * *") - Cron("0 1-23 * * *") & Hours("09:00", "17:00"),
+    (Every("PT1M", datetime(1971, 1, 1)) - Cron("0-58 * * * *")).on(Calendar(("SAT",))) & Hours("09:00", "09:30"),
 ])  # fmt: skip
 def test_search_of_a_spec_that_never_fires_ends_quickly(spec: Spec) -> None:
     bound = spec.bind("UTC", created_at=START)
@@ -147,6 +150,13 @@ def test_search_of_a_spec_that_never_fires_ends_quickly(spec: Spec) -> None:
     assert both.previous(START) == START - timedelta(minutes=15)
     with pytest.raises(InvalidRecurrence):
         spec.bind("UTC", created_at=START, max_runs=5).next(START)
+
+
+def test_a_combination_fires_although_one_of_its_parts_never_does() -> None:
+    never = Cron("* * * * *") - Cron("* * * * *")
+    mondays = ((never | Cron("0 9 * * *")) & Hours("00:00", "24:00", "MON")).bind("UTC", created_at=START)
+    assert mondays.next(START) == datetime(2027, 2, 22, 9, tzinfo=UTC)
+    assert mondays.previous(START) == datetime(2027, 2, 15, 9, tzinfo=UTC)
 
 
 def test_nesting_and_size_are_limited() -> None:

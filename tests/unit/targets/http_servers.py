@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
@@ -62,7 +62,7 @@ class ForwardProxy:
     headers: list[dict[str, str]] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
+        with suppress(ConnectionError, asyncio.IncompleteReadError), closing(writer):
             line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
             method, destination, _ = line.split(" ")
             assert method == "CONNECT"
@@ -70,21 +70,18 @@ class ForwardProxy:
             self.headers.append(dict(each.lower().split(": ", 1) for each in lines))
             if not self.answer.startswith("200"):
                 writer.write(f"HTTP/1.1 {self.answer}\r\nContent-Length: 0\r\n\r\n".encode())
-                writer.close()
                 return
             host, _, port = destination.rpartition(":")
             upstream_reader, upstream_writer = await asyncio.open_connection(host.strip("[]"), int(port))
             writer.write(f"HTTP/1.1 {self.answer}\r\n\r\n".encode())
             await asyncio.gather(_pipe(reader, upstream_writer), _pipe(upstream_reader, writer))
-        writer.close()
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
+    with suppress(ConnectionError), closing(writer):
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
-    writer.close()
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ async def answering(*parts: bytes, host: str = "127.0.0.1", closes: bool = False
     heads: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError):
+        with suppress(OSError, EOFError), closing(writer):
             head = await reader.readuntil(b"\r\n\r\n")
             for part in parts:
                 writer.write(part)
@@ -46,7 +46,6 @@ async def answering(*parts: bytes, host: str = "127.0.0.1", closes: bool = False
             heads.put_nowait(head)
             await reader.read()
         heads.put_nowait(b"")
-        writer.close()
 
     server = await asyncio.start_server(serve, host, 0)
     try:

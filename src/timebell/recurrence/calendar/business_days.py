@@ -8,7 +8,7 @@ from timebell.recurrence.calendar.calendar import FIRST_DAY, LAST_DAY, BusinessD
 from timebell.recurrence.instants import DAY_S, SECOND_US
 from timebell.recurrence.rules.local_times import LocalTimeRule, LocalTimes
 from timebell.recurrence.rules.rule import Rule
-from timebell.recurrence.rules.search_limit import SearchLimitReached
+from timebell.recurrence.rules.search_limit import SearchLimitReached, search
 from timebell.recurrence.rules.time_windows import DayWindows, WindowedRule
 from timebell.recurrence.zones import LOCAL_MARGIN_S
 
@@ -71,21 +71,25 @@ class BusinessDayTimes(LocalTimes):
         self.uniform = local_times.uniform
 
     def next(self, local: int) -> int | None:
-        for _ in range(MAX_DAYS_OFF):
-            match = self._local_times.next(local)
-            business_day = None if match is None else self._days.next(match // DAY_S)
-            if match is None or business_day is None or business_day == match // DAY_S:
-                return None if business_day is None else match
-            local = business_day * DAY_S
+        with search:
+            for _ in range(MAX_DAYS_OFF):
+                match = self._local_times.next(local)
+                business_day = None if match is None else self._days.next(match // DAY_S)
+                if match is None or business_day is None or business_day == match // DAY_S:
+                    return None if business_day is None else match
+                search.miss(self._reason, (match - LOCAL_MARGIN_S) * SECOND_US)
+                local = business_day * DAY_S
         raise SearchLimitReached(self._reason, (local - LOCAL_MARGIN_S) * SECOND_US, MAX_DAYS_OFF)
 
     def previous(self, local: int) -> int | None:
-        for _ in range(MAX_DAYS_OFF):
-            match = self._local_times.previous(local)
-            business_day = None if match is None else self._days.previous(match // DAY_S)
-            if match is None or business_day is None or business_day == match // DAY_S:
-                return None if business_day is None else match
-            local = (business_day + 1) * DAY_S
+        with search:
+            for _ in range(MAX_DAYS_OFF):
+                match = self._local_times.previous(local)
+                business_day = None if match is None else self._days.previous(match // DAY_S)
+                if match is None or business_day is None or business_day == match // DAY_S:
+                    return None if business_day is None else match
+                search.miss(self._reason, (match + LOCAL_MARGIN_S) * SECOND_US)
+                local = (business_day + 1) * DAY_S
         raise SearchLimitReached(self._reason, (local + LOCAL_MARGIN_S) * SECOND_US, MAX_DAYS_OFF)
 
     def count(self, low: int, high: int) -> int:

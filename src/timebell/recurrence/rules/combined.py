@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from typing import Literal
 
 from timebell.recurrence.instants import SECOND_US
 from timebell.recurrence.rules.rule import Rule
-from timebell.recurrence.rules.search_limit import MAX_MISSES, SearchLimitReached
+from timebell.recurrence.rules.search_limit import SearchLimitReached, search
 from timebell.recurrence.zones import Note
 
 
@@ -72,35 +72,41 @@ class UnionRule(CombinedRule):
         self._first, self._second = first, second
 
     def after(self, instant: int) -> int | None:
-        try:
-            first, second = self._first.after(instant), self._second.after(instant)
-        except SearchLimitReached:
-            return self._nearest("after", instant, 1)
-        return second if first is None or (second is not None and second < first) else first
+        return self._nearest(1, lambda rule: rule.after(instant))
 
     def before(self, instant: int) -> int | None:
-        try:
-            first, second = self._first.before(instant), self._second.before(instant)
-        except SearchLimitReached:
-            return self._nearest("before", instant, -1)
-        return second if first is None or (second is not None and second > first) else first
+        return self._nearest(-1, lambda rule: rule.before(instant))
 
-    def _nearest(self, search: Literal["after", "before"], instant: int, sign: Literal[1, -1]) -> int | None:
-        """Return the result of one rule if the search of the other was given up beyond it.
+    def _nearest(self, sign: Literal[1, -1], find: Callable[[Rule], int | None]) -> int | None:
+        """Return the nearer result of the two rules, also if the search of the other was given up beyond it.
 
+        Each rule may use all misses that are left. A search that is given up costs half of them, so that a rule without
+        instants does not end the search of an enclosing rule at once, and cannot be searched without end either.
         Raises SearchLimitReached if the abandoned search may have missed a nearer instant.
         """
-        matches: list[int] = []
-        errors: list[SearchLimitReached] = []
-        for rule in (self._first, self._second):
-            try:
-                matches += [match for match in [getattr(rule, search)(instant)] if match is not None]
-            except SearchLimitReached as error:
-                errors.append(error)
-        nearest_error = min(errors, key=lambda error: error.searched_until * sign)
-        if matches and matches[0] * sign <= nearest_error.searched_until * sign:
-            return matches[0]
-        raise nearest_error
+        nearest: int | None = None
+        given_up: SearchLimitReached | None = None
+        with search:
+            misses_left = remaining = search.misses_left
+            for rule in (self._first, self._second):
+                search.misses_left = misses_left
+                try:
+                    match = find(rule)
+                    remaining = min(remaining, search.misses_left)
+                except SearchLimitReached as error:
+                    remaining = min(remaining, misses_left // 2)
+                    if given_up is None or error.searched_until * sign < given_up.searched_until * sign:
+                        given_up = error
+                    continue
+                if match is not None and (nearest is None or match * sign < nearest * sign):
+                    nearest = match
+            search.misses_left = remaining
+        if given_up is not None and (nearest is None or nearest * sign > given_up.searched_until * sign):
+            raise given_up
+        return nearest
+
+    def has(self, instant: int) -> bool:
+        return self._first.has(instant) or self._second.has(instant)
 
     def count(self, start: int, end: int) -> int:
         return (
@@ -118,24 +124,23 @@ class ExceptRule(CombinedRule):
         self._rule, self._removed, self._reason = rule, removed, reason
 
     def after(self, instant: int) -> int | None:
-        match = self._rule.after(instant)
-        for _ in range(MAX_MISSES):
-            if match is None or not self._removed.has(match):
-                return match
-            match = self._rule.after(match)
-        if match is None:
-            return None
-        raise SearchLimitReached(self._reason, match)
+        with search:
+            match = self._rule.after(instant)
+            while match is not None and self._removed.has(match):
+                search.miss(self._reason, match)
+                match = self._rule.after(match)
+        return match
 
     def before(self, instant: int) -> int | None:
-        match = self._rule.before(instant)
-        for _ in range(MAX_MISSES):
-            if match is None or not self._removed.has(match):
-                return match
-            match = self._rule.before(match)
-        if match is None:
-            return None
-        raise SearchLimitReached(self._reason, match)
+        with search:
+            match = self._rule.before(instant)
+            while match is not None and self._removed.has(match):
+                search.miss(self._reason, match)
+                match = self._rule.before(match)
+        return match
+
+    def has(self, instant: int) -> bool:
+        return self._rule.has(instant) and not self._removed.has(instant)
 
     def count(self, start: int, end: int) -> int:
         return self._rule.count(start, end) - count_common(self._rule, self._removed, start, end)
@@ -169,6 +174,9 @@ class BoundedRule(CombinedRule):
     def before(self, instant: int) -> int | None:
         match = self._rule.before(min(instant, self._stop))
         return None if match is None or match < self._first else match
+
+    def has(self, instant: int) -> bool:
+        return self._first <= instant < self._stop and self._rule.has(instant)
 
     def count(self, start: int, end: int) -> int:
         start, end = max(start, self._first), min(end, self._stop)

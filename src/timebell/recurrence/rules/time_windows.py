@@ -8,7 +8,7 @@ from timebell.recurrence.instants import DAY_S, MAX_US, MIN_US, SECOND_US
 from timebell.recurrence.rules.combined import CombinedRule
 from timebell.recurrence.rules.local_times import DaySet
 from timebell.recurrence.rules.rule import Rule
-from timebell.recurrence.rules.search_limit import MAX_MISSES, SearchLimitReached
+from timebell.recurrence.rules.search_limit import search
 
 Window = tuple[int, int]
 
@@ -52,37 +52,38 @@ class WindowedRule(CombinedRule):
         self._rule, self._windows, self._reason = rule, windows, reason
 
     def after(self, instant: int) -> int | None:
-        match = self._rule.after(instant)
-        for _ in range(MAX_MISSES):
-            if match is None:
-                return None
-            segment = self.zone.segments[self.zone.index(match // SECOND_US)]
-            local = match // SECOND_US + segment.offset
-            window = self._windows.next(local)
-            if window is not None and window[0] <= local:
-                return match
-            # The next segment may repeat earlier local times, so a search never skips beyond the end of this one.
-            opens = segment.end if window is None else min(window[0] - segment.offset, segment.end)
-            match = self._rule.after(opens * SECOND_US - 1)
-        if match is None:
-            return None
-        raise SearchLimitReached(self._reason, match)
+        with search:
+            match = self._rule.after(instant)
+            while match is not None:
+                segment = self.zone.segments[self.zone.index(match // SECOND_US)]
+                local = match // SECOND_US + segment.offset
+                window = self._windows.next(local)
+                if window is not None and window[0] <= local:
+                    break
+                search.miss(self._reason, match)
+                # The next segment may repeat earlier local times, so a search never skips beyond the end of this one.
+                opens = segment.end if window is None else min(window[0] - segment.offset, segment.end)
+                match = self._rule.after(opens * SECOND_US - 1)
+        return match
 
     def before(self, instant: int) -> int | None:
-        match = self._rule.before(instant)
-        for _ in range(MAX_MISSES):
-            if match is None:
-                return None
-            segment = self.zone.segments[self.zone.index(match // SECOND_US)]
-            local = match // SECOND_US + segment.offset
-            window = self._windows.previous(local)
-            if window is not None and local < window[1]:
-                return match
-            closes = segment.start if window is None else max(window[1] - segment.offset, segment.start)
-            match = self._rule.before(closes * SECOND_US)
-        if match is None:
-            return None
-        raise SearchLimitReached(self._reason, match)
+        with search:
+            match = self._rule.before(instant)
+            while match is not None:
+                segment = self.zone.segments[self.zone.index(match // SECOND_US)]
+                local = match // SECOND_US + segment.offset
+                window = self._windows.previous(local)
+                if window is not None and local < window[1]:
+                    break
+                search.miss(self._reason, match)
+                closes = segment.start if window is None else max(window[1] - segment.offset, segment.start)
+                match = self._rule.before(closes * SECOND_US)
+        return match
+
+    def has(self, instant: int) -> bool:
+        local = instant // SECOND_US + self.zone.offset(instant // SECOND_US)
+        window = self._windows.next(local)
+        return window is not None and window[0] <= local and self._rule.has(instant)
 
     def count(self, start: int, end: int) -> int:
         start, end = max(start, MIN_US), min(end, MAX_US)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,23 +131,34 @@ class _Importer:
 
     def run(self, advance: Any) -> None:
         """Upload all valid records, and write the others to `rejected_file`. Reads a batch while one is uploaded."""
-        from concurrent.futures import ThreadPoolExecutor
-
         import orjson
 
         self.rejected_file.unlink(missing_ok=True)
         read = self.read_valid()
         lines = 0
         uploading: Future[dict[str, Any]] | None = None
-        with ThreadPoolExecutor(1) as uploader:
-            while batch := list(itertools.islice(read, UPLOAD_SIZE)):
-                self._count(uploading)
-                advance(_position(self._source), lines, self.counts["refused"])
-                content = b"\n".join(map(orjson.dumps, batch))
-                uploading = uploader.submit(self._remote.upload, "/devices/bulk", content, "application/x-ndjson")
-                lines += len(batch)
+        while batch := list(itertools.islice(read, UPLOAD_SIZE)):
             self._count(uploading)
+            advance(_position(self._source), lines, self.counts["refused"])
+            uploading = self._start_upload(b"\n".join(map(orjson.dumps, batch)))
+            lines += len(batch)
+        self._count(uploading)
         advance(_position(self._source), lines, self.counts["refused"])
+
+    def _start_upload(self, content: bytes) -> Future[dict[str, Any]]:
+        """Upload in a thread. It is a daemon, so that an interrupted command does not wait for the response."""
+        from concurrent.futures import Future
+
+        uploading: Future[dict[str, Any]] = Future()
+
+        def upload() -> None:
+            try:
+                uploading.set_result(self._remote.upload("/devices/bulk", content, "application/x-ndjson"))
+            except Exception as error:
+                uploading.set_exception(error)
+
+        threading.Thread(target=upload, daemon=True).start()
+        return uploading
 
     def _count(self, uploading: Future[dict[str, Any]] | None) -> None:
         """Wait for an upload and count its records."""

@@ -358,7 +358,7 @@ class FcmProvider:
                 self._active_connections.remove(connection)
                 connection.close()
         self._send_queued()
-        if self._active_connections or self._queue:
+        if self._active_connections or self._opening or self._queue:
             self._schedule_check()
 
 

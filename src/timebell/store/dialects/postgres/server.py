@@ -86,6 +86,7 @@ class PostgresServer:
         self._last_good = 0
         self._connections: WeakSet[asyncpg.Connection[Any]] = WeakSet()
         self._thread_connections: WeakSet[Any] = WeakSet()
+        self._abandoned: set[asyncio.Task[Any]] = set()
         self.identity: ServerIdentity | None = None
 
     def channel_name(self, name: str) -> str:
@@ -192,6 +193,8 @@ class PostgresServer:
                     index = attempts.pop(attempt)
                     if (error := attempt.exception()) is None:
                         self._last_good = index
+                        while attempts:
+                            self._abandon(attempts.popitem()[0])
                         return attempt.result()
                     errors.append(error)
                 if done and not attempts and not untried:
@@ -202,6 +205,16 @@ class PostgresServer:
                 attempt.add_done_callback(_terminate)
         # An answer of a server says more than a missing one.
         raise max(errors, key=_rank, default=TimeoutError("no connection within the timeout"))
+
+    def _abandon(self, attempt: asyncio.Task[Any]) -> None:
+        """Close the connection of an attempt that was slower than another, once it has one.
+
+        It ends within its own timeout. If it were cancelled at its beginning, as under load, asyncpg would leave an
+        unretrieved error, which asyncio would log.
+        """
+        self._abandoned.add(attempt)
+        attempt.add_done_callback(self._abandoned.discard)
+        attempt.add_done_callback(_terminate)
 
 
 def _server_pids(connections: Collection[asyncpg.Connection[Any]]) -> list[int]:
