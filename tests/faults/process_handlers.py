@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def tell_pid(event: Arrived) -> int:
 
 def record_attempt(event: Arrived) -> None:
     with open(event.payload, "a") as file:
-        file.write(f"{event.attempt}\n")
+        file.write(f"{event.attempt} {datetime.now(UTC).isoformat()}\n")
 
 
 def double(event: Arrived[Order]) -> Order:
