@@ -102,11 +102,11 @@ async def test_many_operations_share_few_connections(server: Postgres, start: St
 
 async def test_a_slow_statement_is_not_taken_for_a_silent_server(server: Postgres, start: StartBouncer) -> None:
     async with opened(start(server.port)) as store:
-        calls: list[float] = []
+        calls: list[Transaction] = []
 
         def sleep_long(tx: Transaction) -> None:
-            calls.append(4 * pulse.SUSPECT_AFTER_SECONDS)
-            sleep(tx, calls[-1])
+            calls.append(tx)
+            sleep(tx, 4 * pulse.SUSPECT_AFTER_SECONDS)
 
         await store.run(sleep_long)
         assert len(calls) == 1

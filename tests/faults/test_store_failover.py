@@ -76,11 +76,11 @@ def test_a_transaction_on_a_silent_connection_is_repeated_on_another(nodes_url: 
 def test_a_slow_statement_is_not_taken_for_a_silent_server(nodes_url: str) -> None:
     async def body() -> None:
         async with _opened(nodes_url) as store:
-            calls: list[float] = []
+            calls: list[Transaction] = []
 
             def sleep_long(tx: Transaction) -> None:
-                calls.append(4 * pulse.SUSPECT_AFTER_SECONDS)
-                sleep(tx, calls[-1])
+                calls.append(tx)
+                sleep(tx, 4 * pulse.SUSPECT_AFTER_SECONDS)
 
             await store.run(sleep_long)
             assert len(calls) == 1
