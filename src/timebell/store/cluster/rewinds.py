@@ -16,7 +16,7 @@ from timebell.store.jobs import repository
 from timebell.store.recent_writes import CANCELS, CREATIONS, JOBS, KINDS, PAUSES, RESULTS, SCHEDULES, Batch, Written
 from timebell.store.schedules.actions import pause_schedule
 from timebell.store.schedules.schedules import JobBuilder
-from timebell.store.schema import finished, jobs, rewinds, schedules
+from timebell.store.schema import finished, jobs, revisions, rewinds, schedules
 from timebell.store.transaction import Transaction
 
 IDS_PER_QUERY = 1000
@@ -121,11 +121,15 @@ def _find_lost_schedules(tx: Transaction, written: Written) -> set[str]:
     for chunk in _chunks(written):
         rows = tx.execute(select(schedules.c.id, schedules.c.updated_at).where(schedules.c.id.in_(chunk)))
         stored |= {str(row.id): row.updated_at for row in rows}
-    return {
-        id_
-        for id_, updated_at in written.items()
-        if (id_ in stored if updated_at is None else id_ not in stored or stored[id_] < updated_at)
-    }
+    # A schedule that was deleted meanwhile, by another process or in a commit of unknown outcome, leaves its revisions.
+    deleted = _find_existing(tx, [revisions.c.schedule_id], written.keys() - stored)
+
+    def is_lost(id_: str, updated_at: datetime | None) -> bool:
+        if updated_at is None:
+            return id_ in stored
+        return stored[id_] < updated_at if id_ in stored else id_ not in deleted
+
+    return {id_ for id_, updated_at in written.items() if is_lost(id_, updated_at)}
 
 
 def _chunks(ids: Iterable[str]) -> Iterable[list[str]]:
