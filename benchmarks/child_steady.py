@@ -22,7 +22,7 @@ from timebell.client.job_spec import JobSpec
 from timebell.engine.leader import leader
 from timebell.observe.counters import Histogram
 from timebell.store.jobs.claim import claim_batch
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 
 LEAD_SECONDS = 3.0  # from creating a job to its due instant
 SLICE_SECONDS = 0.25  # the jobs due in one slice are created together

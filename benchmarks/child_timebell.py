@@ -21,7 +21,7 @@ from timebell.features import FEATURES
 from timebell.recurrence import Cron
 from timebell.store.jobs import retention
 from timebell.store.open import upgrade
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 
 planner_passes: list[float] = []
 """Durations in ms of the planner passes that fired something."""

@@ -70,7 +70,7 @@ class PatroniCluster:
             (folder / name / "patroni.yml").write_text(yaml.safe_dump(settings))
             self.members[name] = PatroniMember(name, folder / name, [sys.executable, "-m", "patroni", "patroni.yml"])
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
-        self.url = f"postgresql://timebell@{hosts}/postgres?target_session_attrs=read-write"
+        self.url = f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write"
 
     def _settings(self, name: str, folder: Path, etcd: str, programs: str) -> dict[str, Any]:
         """Return the settings of the guide, with the addresses of this cluster."""

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from timebell.client.job_spec import JobSpec
     from timebell.model.policy import Retry
     from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, RRule
-    from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, CallNext, Cancel, Fail, Snooze, arrived_event_name
+    from timebell.targets.arrived import SCHEDULE_ARRIVED, Arrived, Cancel, Fail, Snooze, arrived_event_name
+    from timebell.targets.handler import CallNext
 
 __all__ = [
     "SCHEDULE_ARRIVED",
@@ -41,15 +42,8 @@ _EXPORTS = {
     "timebell.client.job_spec": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
     "timebell.recurrence": ("Calendar", "Cron", "Dates", "Every", "Hours", "RRule"),
-    "timebell.targets.handler": (
-        "SCHEDULE_ARRIVED",
-        "Arrived",
-        "CallNext",
-        "Cancel",
-        "Fail",
-        "Snooze",
-        "arrived_event_name",
-    ),
+    "timebell.targets.arrived": ("SCHEDULE_ARRIVED", "Arrived", "Cancel", "Fail", "Snooze", "arrived_event_name"),
+    "timebell.targets.handler": ("CallNext",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 from timebell.durations import Duration
 from timebell.errors import InvalidInput
 from timebell.portal import BlockingMethod, BlockingNamespace
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 
 if TYPE_CHECKING:
     from timebell.app import Timebell

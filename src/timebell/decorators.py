@@ -17,7 +17,9 @@ from timebell.durations import Duration
 from timebell.errors import InvalidInput
 from timebell.facade import FacadeMixin
 from timebell.model.policy import Retry, parse_seconds
-from timebell.targets.handler import Arrived, Executor, Handler, Handlers, Middleware, check_pattern, is_redefinition
+from timebell.model.routes import check_pattern
+from timebell.targets.arrived import Arrived
+from timebell.targets.handler import Executor, Handler, Handlers, Middleware, is_redefinition
 from timebell.targets.payloads import Upgrade
 from timebell.targets.signatures import payload_type_of
 

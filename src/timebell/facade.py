@@ -18,9 +18,10 @@ from timebell.durations import Duration
 from timebell.errors import JobFailed, Refused, WaitTimeout
 from timebell.model.job import FINISHED, Job, JobState, UniformJobs
 from timebell.model.policy import parse_seconds
+from timebell.model.routes import check_pattern
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
-from timebell.targets.handler import Arrived, check_pattern
+from timebell.targets.arrived import Arrived
 
 if TYPE_CHECKING:
     from timebell.client.audits import Audits

@@ -1,4 +1,4 @@
-"""Format times and durations for the CLI and the dashboard."""
+"""Format times, durations and counts for people."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def format_progress(progress: Mapping[str, Any]) -> str:
     """Format the progress of an attempt, as in its JSON: `40%, page 3`."""
     fraction, text = progress["fraction"], progress["text"]
     return ", ".join(part for part in (None if fraction is None else f"{fraction:.0%}", text) if part)
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a count with its noun, such as `1 job` or `1,200 jobs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -18,6 +18,7 @@ from tests.servers import MariaDB
 from timebell.errors import Refused, StoreUnreachable
 from timebell.store.audit import audit
 from timebell.store.dialects.handler_transactions import no_finish
+from timebell.store.dialects.mariadb import connections
 from timebell.store.dialects.mariadb import store as dialect
 from timebell.store.dialects.mariadb.store import MariaStore
 from timebell.store.open import open_store
@@ -54,7 +55,7 @@ async def test_lock_wait_timeouts_are_retried(store: Store) -> None:
         tried += 1
         tx.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
         tx.execute(update(table).where(table.c.id == first.id).values(priority=7))
-        tx.execute(text(f"SET SESSION innodb_lock_wait_timeout = {dialect.LOCK_TIMEOUT_SECONDS}"))
+        tx.execute(text(f"SET SESSION innodb_lock_wait_timeout = {connections.LOCK_TIMEOUT_SECONDS}"))
 
     async with store.begin() as connection:
         await store.join(connection, _lock, first.id)
@@ -139,10 +140,10 @@ async def test_a_wrong_password_and_a_missing_database_are_reported(store: Store
 @stored
 async def test_unsupported_servers_are_refused(store: Store, version: str, good: bool) -> None:
     if good:
-        dialect._check_server_version(version)
+        connections.check_server_version(version)
         return
     with pytest.raises(Refused) as refused:
-        dialect._check_server_version(version)
+        connections.check_server_version(version)
     assert refused.value.code == "DATABASE_UNSUPPORTED"
 
 

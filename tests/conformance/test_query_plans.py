@@ -25,12 +25,14 @@ from timebell.store.audit import overview
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.cluster import repair
 from timebell.store.dialects.batches import job_row
+from timebell.store.dialects.mariadb.connections import engine_for
 from timebell.store.dialects.mariadb.dialect import MariaDialect
 from timebell.store.dialects.mariadb.server import MariaServer
-from timebell.store.dialects.mariadb.store import MariaTransaction, engine_for
+from timebell.store.dialects.mariadb.transaction import MariaTransaction
 from timebell.store.dialects.operations import Operations
+from timebell.store.dialects.postgres.connections import HOT_SETTINGS, SESSION_SETTINGS
 from timebell.store.dialects.postgres.dialect import PostgresDialect
-from timebell.store.dialects.postgres.store import HOT_SETTINGS, SESSION_SETTINGS, PostgresStore
+from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.dialects.sqlite.dialect import SqliteDialect
 from timebell.store.dialects.sqlite.store import UNOBSERVED_STEPS, SqliteStore, SqliteTransaction
 from timebell.store.jobs import groups, queue_limits, repository, unhandled_topics, waiting

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects.mariadb import store as mariadb
+from timebell.store.dialects.mariadb import connections
 from timebell.store.dialects.mariadb.store import MariaStore
 from timebell.store.dialects.postgres import pooler
 from timebell.store.dialects.postgres.store import PostgresStore
@@ -46,7 +46,7 @@ def test_a_silent_database_is_reported_as_unreachable(seen: bool, monkeypatch: p
 
 
 def test_a_silent_mariadb_is_reported_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mariadb, "STATEMENT_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(connections, "STATEMENT_TIMEOUT_SECONDS", 1)
 
     async def ask() -> None:
         async with _silent(b"") as url:

@@ -21,7 +21,7 @@ from timebell.model.policy import Backoff, CatchUp, OnUnhandled, Overlap, WhenLa
 from timebell.model.schedule import Action, Policies
 from timebell.recurrence import Recurrence
 from timebell.recurrence.spec import Roll, Since
-from timebell.targets import handler
+from timebell.targets import arrived
 
 from .scene import Scene, at
 
@@ -201,8 +201,8 @@ def declared() -> set[str]:
     found |= {f"since={word}" for word in typing.get_args(Since)} | {f"roll={word}" for word in typing.get_args(Roll)}
     for owner in (Schedules, Timebell):
         found |= {name for name, _ in inspect.getmembers(owner, callable) if not name.startswith("_")}
-    found |= {name for name, kind in inspect.getmembers(handler, inspect.isclass) if issubclass(kind, Exception)
-              and kind.__module__ == handler.__name__}  # fmt: skip
+    found |= {name for name, kind in inspect.getmembers(arrived, inspect.isclass) if issubclass(kind, Exception)
+              and kind.__module__ == arrived.__name__}  # fmt: skip
     return found
 
 

@@ -8,11 +8,11 @@ from tests.model.mutants import Mutant
 FAILOVER_MUTANTS = [
     Mutant("a silent database is not noticed", (("store.dialects.pulse:Pulse.watch", "is None:", "is Ellipsis:"),)),
     Mutant("results are dropped on a read-only database", ((
-        "store.dialects.postgres.store:_classify", "if state in POSTGRES_STATES:",
+        "store.dialects.postgres.errors:classify", "if state in POSTGRES_STATES:",
         "if state == '25006':\n        return None\n    if state in POSTGRES_STATES:",
     ),)),
     Mutant("commits do not wait for standbys", ((
-        "store.dialects.postgres.store:engine_for", "{**settings,", '{**settings, "synchronous_commit": "off",',
+        "store.dialects.postgres.connections:engine_for", "{**settings,", '{**settings, "synchronous_commit": "off",',
     ),)),
     Mutant("lost writes are not noticed", ((
         "engine.history_check:check_history", "if not recent.is_unverified:", "if True:",

@@ -27,11 +27,10 @@ from timebell.engine.remote_workers import ClaimedJob, Report
 from timebell.engine.waiting_claims import ClaimRequest
 from timebell.errors import Refused
 from timebell.model.progress import Progress, check_progress
-from timebell.model.routes import Routes
+from timebell.model.routes import Routes, check_pattern
 from timebell.store.cluster.workers import RemoteWorker, worker_id
 from timebell.store.jobs.remote_claims import Renewal
 from timebell.targets.base import Outcome, event_fields
-from timebell.targets.handler import check_pattern
 from timebell.tenancy.roles import Role
 from timebell.tenancy.tokens import attempt_token, verify_attempt_token
 

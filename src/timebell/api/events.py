@@ -34,10 +34,11 @@ from timebell.client.job_fields import metadata_json
 from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, StoreError
 from timebell.ids import new_id
+from timebell.model.routes import check_pattern
 from timebell.store.audit import events as rows
 from timebell.store.audit.events import Event, EventFilter, EventPosition
 from timebell.store.types import from_micros, to_micros
-from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, arrived_event_name, check_pattern
+from timebell.targets.arrived import SCHEDULE_ARRIVED, Arrived, arrived_event_name
 
 log = logging.getLogger("timebell.api")
 

@@ -26,6 +26,7 @@ from timebell.cli.remote import ServerClient, has_server
 from timebell.clock import system_now
 from timebell.durations import parse_duration
 from timebell.errors import InvalidInput, StoreUnreachable
+from timebell.formatting import format_count
 from timebell.model.audit_findings import AuditCounts
 from timebell.recurrence.instants import format_instant, parse_instant
 
@@ -96,7 +97,7 @@ def _audit_database(url: str, start: datetime, end: datetime, schedule: str | No
     with status_line(lambda: _describe_interrupt(start, None)) as show:
         result = run_on_database(url, lambda app: app.audit(
             start, end, schedule=schedule, tenant_id=tenant, progress=lambda counts: show(
-                f"{counts.schedules:,} schedules  {counts.expected:,} occurrences compared"
+                f"{format_count(counts.schedules, 'schedule')}  {format_count(counts.expected, 'occurrence')} compared"
             ),
         ))  # fmt: skip
     return Report(
@@ -113,11 +114,12 @@ def _describe_interrupt(start: datetime, position: datetime | None) -> str:
 
 def format_summary(report: Report) -> str:
     """Return all counts of an audit in one line."""
-    words = [f"{report.counts[name]:,} {name}" for name in COUNT_NAMES if report.counts[name] or name == "expected"]
+    counts = {name: report.counts[name] for name in COUNT_NAMES if report.counts[name] or name == "expected"}
+    words = [format_count(n, "schedule") if name == "schedules" else f"{n:,} {name}" for name, n in counts.items()]
     skipped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(report.skipped.items()))
     words += [f"skipped: {skipped}"] if skipped else []
     more = f" (first {len(report.differences):,} shown)" if report.truncated else ""
-    return f"{'; '.join(words)}. {report.found:,} difference{'' if report.found == 1 else 's'}{more}."
+    return f"{'; '.join(words)}. {format_count(report.found, 'difference')}{more}."
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, ...]:

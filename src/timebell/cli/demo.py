@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timebell.app import Timebell
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 
 
 def app() -> Timebell:

@@ -10,8 +10,8 @@ from typing import Any
 from timebell.cli.output import colorize, print_data
 from timebell.clock import Clock
 from timebell.formatting import format_milliseconds, to_local
+from timebell.targets.arrived import Cancel, Snooze
 from timebell.targets.base import Delivery, Outcome, ReconcilableTarget, Target
-from timebell.targets.handler import Cancel, Snooze
 
 
 class PrintingTarget:

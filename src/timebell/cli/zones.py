@@ -14,7 +14,8 @@ from timebell.cli.database import find_schema, redact_url
 from timebell.cli.output import DIFFERENT, OK, print_data, print_message, print_records
 from timebell.clock import system_now
 from timebell.errors import InvalidInput
-from timebell.model.tzdata_change import ChangeTally, OffsetChange, format_count
+from timebell.formatting import format_count
+from timebell.model.tzdata_change import ChangeTally, OffsetChange
 from timebell.recurrence import Release, installed_release, open_release
 from timebell.recurrence.instants import format_instant
 from timebell.recurrence.tzdata_diff import find_differences, re_resolve_local, relocate

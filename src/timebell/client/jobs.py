@@ -34,12 +34,12 @@ from timebell.model.job import NARROW_STATE_WORDS, STATE_WORDS, Job, JobState, K
 from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.policy import Retry, parse_seconds
-from timebell.model.routes import route_for
+from timebell.model.routes import check_topic, route_for
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, next_due, queues, repository
 from timebell.store.jobs.search import JobSearch, search_jobs
 from timebell.store.schedules import queries
-from timebell.targets.handler import JobDefaults, check_topic
+from timebell.targets.handler import JobDefaults
 from timebell.targets.payloads import VERSION_KEY, to_json_value
 
 NO_CHANGES: Mapping[str, Any] = {}

@@ -39,6 +39,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.planned_job import build_job
 from timebell.model.policy import OnUnhandled, Overlap, Retry, parse_choice
+from timebell.model.routes import check_topic
 from timebell.model.schedule import Action, Revision, Schedule, Upcoming
 from timebell.recurrence import Calendar, Spec, zone, zone_key
 from timebell.recurrence.instants import from_us, to_us
@@ -47,7 +48,7 @@ from timebell.store.jobs import backlogs
 from timebell.store.jobs.backlogs import Backlog
 from timebell.store.jobs.repository import BulkCancelResult
 from timebell.store.schedules import actions, calendars, overrides, queries
-from timebell.targets.handler import JobDefaults, check_topic
+from timebell.targets.handler import JobDefaults
 
 R = TypeVar("R")
 

@@ -27,7 +27,8 @@ from timebell.store.notifications import (
     unpack_hints,
 )
 from timebell.store.types import from_micros, to_micros
-from timebell.targets.handler import Arrived, Handler
+from timebell.targets.arrived import Arrived
+from timebell.targets.handler import Handler
 
 log = logging.getLogger("timebell.arrivals")
 

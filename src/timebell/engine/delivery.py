@@ -24,8 +24,9 @@ from timebell.model.policy import Retry
 from timebell.model.schedule import Policies
 from timebell.model.target import ResolvedTarget
 from timebell.recurrence import Recurrence
+from timebell.targets.arrived import Cancel, Snooze
 from timebell.targets.base import Delivery, Outcome, message_id
-from timebell.targets.handler import Cancel, Snooze, call_outcome
+from timebell.targets.handler import call_outcome
 
 log = logging.getLogger("timebell.runner")
 

@@ -23,8 +23,9 @@ from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningA
 from timebell.engine.time_slice import TimeSlice
 from timebell.model.attempts import finalize_completion
 from timebell.model.job import Attempt, Completion, JobState, Kind
+from timebell.targets.arrived import Arrived
 from timebell.targets.event_loop_watch import BLOCKING_STEP_SECONDS, WatchedCoroutine, warn_blocking
-from timebell.targets.handler import Arrived, FastHandler, build_event
+from timebell.targets.handler import FastHandler, build_event
 
 log = logging.getLogger("timebell.runner")
 

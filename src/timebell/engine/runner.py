@@ -17,8 +17,8 @@ from timebell.engine.running_attempt import AttemptEvent, AttemptState, RunningA
 from timebell.engine.transactional_completion import TransactionalCompletion
 from timebell.model import decide
 from timebell.model.job import Completion, Hold, JobState
+from timebell.targets.arrived import Cancel, Snooze
 from timebell.targets.base import Outcome
-from timebell.targets.handler import Cancel, Snooze
 
 
 class Runner:

@@ -9,7 +9,8 @@ from flask import Flask
 
 from timebell.app import Timebell
 from timebell.integrations import commands
-from timebell.targets.handler import Arrived, CallNext
+from timebell.targets.arrived import Arrived
+from timebell.targets.handler import CallNext
 
 
 class FlaskTimebell:

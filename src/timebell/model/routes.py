@@ -1,4 +1,4 @@
-"""Routes: the kinds of jobs that a node can run.
+"""Topics, and routes: the kinds of jobs that a node can run.
 
 The route of a job is its topic; or, for targets that need no handler, the kind such as `@http` or `@command`; or
 `@http:named` for named targets, which only a node with the secret key can deliver.
@@ -6,16 +6,20 @@ The route of a job is its topic; or, for targets that need no handler, the kind 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
+from timebell.errors import InvalidInput
+
 COMPLETE_UNHANDLED: dict[str, Any] = {"kind": "handler", "options": {"on_unhandled": "complete"}}
 """The target of a handler job that completes, instead of being held, if no live node handles its topic when due."""
 COMPLETE_UNHANDLED_JSON = '{"kind":"handler","options":{"on_unhandled":"complete"}}'
 """The stored form of COMPLETE_UNHANDLED."""
+_TOPIC = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 
 
 class InternalTarget(dict[str, Any]):
@@ -92,3 +96,29 @@ class Routes:
 
 ALL_ROUTES = Routes(prefixes=frozenset({"@"}), all_topics=True)
 """Every route."""
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern if it is a topic, `prefix.*` or `*`. Raises InvalidInput (INVALID_TOPIC)."""
+    if isinstance(pattern, str) and pattern.endswith(".") and _TOPIC.fullmatch(pattern[:-1]):
+        raise InvalidInput(
+            f"{pattern!r:.100} is not a topic.",
+            code="INVALID_TOPIC",
+            fix=f'Write "{pattern}*" for all topics below it.',
+        )
+    if pattern != "*":
+        check_topic(pattern.removesuffix(".*") if isinstance(pattern, str) else pattern)
+    return pattern
+
+
+def check_topic(topic: str) -> str:
+    """Return the topic if it is valid: a dotted name of letters, digits, `_` and `-`, at most 200 characters.
+
+    Raises InvalidInput (INVALID_TOPIC).
+    """
+    if not isinstance(topic, str) or len(topic) > 200 or not _TOPIC.fullmatch(topic):
+        raise InvalidInput(
+            f"{topic!r:.100} is not a topic.", code="INVALID_TOPIC",
+            fix="Topics are dotted names of letters, digits, _ and -, such as billing.invoice-due.",
+        )  # fmt: skip
+    return topic

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from timebell.formatting import format_count
+
 
 @dataclass(slots=True)
 class OffsetChange:
@@ -80,11 +82,6 @@ def format_offset(offset: int) -> str:
     return f"UTC{'-' if offset < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}" + (
         f":{seconds:02}" if seconds else ""
     )
-
-
-def format_count(count: int, noun: str) -> str:
-    """Format a count with its noun, such as `1 job` or `1,200 jobs`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _format_duration(seconds: int) -> str:

@@ -89,7 +89,7 @@ class PostgresChannel:
         """Subscribe on a dedicated connection. Does not work through a pooler in transaction mode."""
         import asyncpg
 
-        from timebell.store.dialects.postgres.store import unreachable
+        from timebell.store.dialects.postgres.errors import unreachable
 
         async def request_hints() -> None:
             await connection.execute(REQUEST_HINTS, self._server.channel_name("timebell"))

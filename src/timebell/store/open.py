@@ -108,10 +108,10 @@ def _addresses(backend: str, url: str) -> list[tuple[str, int]]:
     if backend == "sqlite":
         return []
     if backend == "mysql":
-        from timebell.store.dialects.mariadb import store as mariadb
+        from timebell.store.dialects.mariadb import server as mariadb
 
         return mariadb.server_addresses(url)
-    from timebell.store.dialects.postgres import store as postgres
+    from timebell.store.dialects.postgres import server as postgres
 
     return postgres.server_addresses(url)
 
@@ -200,7 +200,7 @@ async def upgrade(url: str, features: Iterable[Feature]) -> tuple[str | None, st
 
 
 def _is_lock_timeout_of_mariadb(error: BaseException) -> bool:
-    from timebell.store.dialects.mariadb.store import is_lock_timeout
+    from timebell.store.dialects.mariadb.errors import is_lock_timeout
 
     return is_lock_timeout(error)
 
@@ -291,30 +291,32 @@ async def _run_on_connection(
         return await asyncio.to_thread(_run_on_mariadb, url, function)
     import asyncpg  # only programs that use PostgreSQL load it
 
-    from timebell.store.dialects.postgres import store as postgres
+    from timebell.store.dialects.postgres import connections
+    from timebell.store.dialects.postgres.errors import CONNECTION_ERRORS, unreachable
     from timebell.store.dialects.postgres.server import PostgresServer
 
-    timeout = postgres.MIGRATION_TIMEOUT_SECONDS if may_be_long else postgres.STATEMENT_TIMEOUT_SECONDS
-    engine = postgres.engine_for(PostgresServer(url), statement_timeout=timeout)
+    timeout = connections.MIGRATION_TIMEOUT_SECONDS if may_be_long else connections.STATEMENT_TIMEOUT_SECONDS
+    engine = connections.engine_for(PostgresServer(url), statement_timeout=timeout)
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     try:
         async with engine.begin() as connection:
             return await connection.run_sync(function)
-    except (*postgres.CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
-        raise postgres.unreachable(url, error) from error
+    except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
+        raise unreachable(url, error) from error
     finally:
         await engine.dispose()
 
 
 def _run_on_mariadb(url: str, function: Callable[[Connection], R]) -> R:
-    from timebell.store.dialects.mariadb import store as mariadb
+    from timebell.store.dialects.mariadb.connections import migration_engine
+    from timebell.store.dialects.mariadb.errors import translate_error
 
-    engine = mariadb.migration_engine(url)
+    engine = migration_engine(url)
     try:
         with engine.begin() as connection:
             return function(connection)
     except DBAPIError as error:
-        raise mariadb.translate_error(url, error) from error
+        raise translate_error(url, error) from error
     finally:
         engine.dispose()
 

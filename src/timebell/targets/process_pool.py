@@ -21,7 +21,7 @@ from timebell.targets.function_path import FunctionPath
 from timebell.targets.thread_pool import NotStarted, ThreadPool
 
 if TYPE_CHECKING:
-    from timebell.targets.handler import Arrived
+    from timebell.targets.arrived import Arrived
 
 
 QUEUE_AHEAD_SECONDS = 0.1

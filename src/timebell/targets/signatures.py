@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from timebell.errors import InvalidInput
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 from timebell.targets.payloads import PayloadType, Upgrade, unknown_type
 
 

@@ -42,7 +42,7 @@ def test_intact_history_reports_no_difference(cli: Any, sqlite_url: str) -> None
     between = ("--from", instants[0], "--to", instants[10], "--database", sqlite_url)
     done = cli("audit", *between)
     assert (done.code, done.out) == (0, "")
-    assert "9 expected; skipped: 9 missed. 0 differences." in done.err
+    assert "1 schedule; 9 expected; skipped: 9 missed. 0 differences." in done.err
     assert json.loads(cli("audit", *between, "-o", "json").out) == []
 
 

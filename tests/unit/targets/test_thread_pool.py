@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from timebell.targets import thread_pool
-from timebell.targets.handler import Arrived, Handlers, Snooze
+from timebell.targets.arrived import Arrived, Snooze
+from timebell.targets.handler import Handlers
 from timebell.targets.thread_pool import NotStarted, ThreadPool
 
 THREADS = 4

@@ -23,7 +23,7 @@ from sqlalchemy import text
 from timebell import clock
 from timebell.app import Timebell
 from timebell.store import transaction
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 from timebell_torture.attempt_reports import encode_start, report_end, report_start
 from timebell_torture.plan import terminate_with_parent
 from timebell_torture.receiver import to_microseconds

@@ -13,7 +13,7 @@ from sqlalchemy import make_url, select, text
 
 from timebell.cli.doctor.findings import Check, fail, warn
 from timebell.errors import Refused
-from timebell.model.tzdata_change import format_count
+from timebell.formatting import format_count
 from timebell.settings import Settings
 from timebell.store.cluster import gauges, nodes, rewinds
 from timebell.store.dialects.base import Store

@@ -24,8 +24,7 @@ from timebell.clock import SystemClock, system_now
 from timebell.engine.heartbeat import CLOCK_OFFSET_WARNING_SECONDS
 from timebell.errors import StoreError, StoreInUse, TimebellError
 from timebell.feature import Feature
-from timebell.formatting import format_milliseconds
-from timebell.model.tzdata_change import format_count
+from timebell.formatting import format_count, format_milliseconds
 from timebell.recurrence import tzdata_version
 from timebell.settings import Settings
 from timebell.store.cluster import nodes

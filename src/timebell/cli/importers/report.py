@@ -14,7 +14,7 @@ from timebell.cli.importers.entry import Entry, NotExpressible
 from timebell.cli.importers.verification import verify
 from timebell.cli.output import FAILED, OK, print_message, print_records, print_table
 from timebell.errors import Refused, TimebellError
-from timebell.formatting import format_relative, to_local
+from timebell.formatting import format_count, format_relative, to_local
 from timebell.recurrence import Spec
 from timebell.settings import load
 
@@ -118,7 +118,7 @@ async def _import_entry(app: Timebell, entry: Entry, *, dry_run: bool) -> dict[s
         stored = await app.schedules.put(draft, replace=True)
         changed = "changed" if stored.updated_at >= draft.updated_at else "unchanged"
         outcome = "created" if stored.id == draft.id else changed
-    checked = f"{count} run{'' if count == 1 else 's'} equal"
+    checked = f"{format_count(count, 'run')} equal"
     return _row(entry, stored.recurrence.describe(), stored.next_fire_at, checked, outcome, now)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from sqlalchemy import URL
 
 from timebell.errors import InvalidInput
-from timebell.targets.handler import Arrived
+from timebell.targets.arrived import Arrived
 
 R = TypeVar("R")
 URL_SCHEMES = {"sqlite3": "sqlite", "postgresql": "postgresql", "postgis": "postgresql", "spatialite": "sqlite"}

@@ -28,8 +28,8 @@ from timebell.features.campaigns.store.chunks import OpenedChunk
 from timebell.features.campaigns.store.walk import Recipient
 from timebell.observe.counters import LabeledCounter
 from timebell.store.dialects.base import Store
+from timebell.targets.arrived import Snooze
 from timebell.targets.base import Delivery, Outcome
-from timebell.targets.handler import Snooze
 
 log = logging.getLogger("timebell.campaigns")
 

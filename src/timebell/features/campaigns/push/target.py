@@ -24,8 +24,8 @@ from timebell.features.campaigns.push.provider import Provider, PushResult, Send
 from timebell.model import mapping
 from timebell.model.mapping import FieldMapping
 from timebell.targets import bodies
+from timebell.targets.arrived import Snooze
 from timebell.targets.base import Delivery, Outcome, event_fields, reject_unknown_options
-from timebell.targets.handler import Snooze
 
 log = logging.getLogger("timebell.push")
 

@@ -18,10 +18,10 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from timebell.features.triggers.sources.base import InvalidSourceQuery
-from timebell.store.dialects.postgres import store as postgres
+from timebell.store.dialects.postgres import connections
 from timebell.store.dialects.postgres.server import PostgresServer
 
-SESSION_SETTINGS = {**postgres.SESSION_SETTINGS, "DateStyle": "ISO", "TimeZone": "UTC"}
+SESSION_SETTINGS = {**connections.SESSION_SETTINGS, "DateStyle": "ISO", "TimeZone": "UTC"}
 PROBE_TIMEOUT_SECONDS = 2.0
 SESSION_ENDED = (
     asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.PostgresConnectionError,
@@ -105,7 +105,7 @@ class PostgresDatabase:
 
     def _open_engine(self) -> AsyncEngine:
         if self._engine is None:
-            self._engine = postgres.engine_for(
+            self._engine = connections.engine_for(
                 PostgresServer(self._url), pool_size=2, read_only=True, settings=SESSION_SETTINGS
             )
         return self._engine

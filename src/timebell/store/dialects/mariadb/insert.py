@@ -18,6 +18,7 @@ from timebell.model.job import NewJob
 from timebell.store.dialects.batches import encode, job_rows, request_rows
 from timebell.store.dialects.mariadb.values import Values, batches
 from timebell.store.dialects.operations import Executor, Lane
+from timebell.store.dialects.separate_inserts import SeparateInserts
 from timebell.store.sql import SQL
 
 _DUPLICATE_KEY_ERROR = 1062
@@ -178,8 +179,10 @@ WHERE NOT EXISTS (
 """)
 
 
-class InsertOperations(Values):
+class InsertOperations(SeparateInserts, Values):
     """The operations of this module."""
+
+    add_usage, insert_record = ADD_USAGE, INSERT_RECORD
 
     def find_tenants(self, tx: Executor, ids: Collection[str]) -> set[str]:
         return {row["id"] for row in tx.run_sql(FIND_TENANTS, ids=encode(list(ids)))}
@@ -196,16 +199,6 @@ class InsertOperations(Values):
         for rows in batches(job_rows(new_jobs, self.to_db)):
             ids |= insert_ignore(tx, INSERT_JOBS_RETURNING, {"rows": rows})
         return ids
-
-    def insert_requested(self, tx: Executor, new_jobs: Sequence[NewJob]) -> tuple[set[str], set[str]]:
-        requested = [job for job in new_jobs if job.request_id]
-        reserved = self.reserve_request_ids(tx, requested) if requested else set()
-        fresh = [job for job in new_jobs if not job.request_id or job.id in reserved]
-        return reserved, self.insert_jobs_returning(tx, fresh) if fresh else set()
-
-    def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        tx.run_sql(ADD_USAGE, tenant_id=record["tenant_id"], **usage)
-        tx.run_sql(INSERT_RECORD, **record)
 
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         params = {"node": node, "now": self.to_db(now), "virtual_time": self.virtual_time}

@@ -204,3 +204,8 @@ def _set_keepalive(connection: Any) -> None:
     for name, value in KEEPALIVE_OPTIONS.items():
         if hasattr(socket, name):  # not on every system
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def server_addresses(url: str) -> list[tuple[str, int]]:
+    """Return the (host, port) of the server in a URL; [] for a Unix socket."""
+    return MariaServer(url).addresses

@@ -10,93 +10,48 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timebell.errors import Refused, StoreUnreachable
+from timebell.errors import StoreUnreachable
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread, no_finish
-from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
+from timebell.store.dialects.mariadb.connections import engine_for, observe_statements
 from timebell.store.dialects.mariadb.dialect import MariaDialect
+from timebell.store.dialects.mariadb.errors import (
+    CLOSED_BY_SERVER_ERRORS,
+    TOO_MANY_CONNECTIONS_ERRORS,
+    TRANSIENT_ERRORS,
+    LostBeforeCommit,
+    classify,
+    error_number,
+    is_connection_lost,
+    translate_error,
+    unreachable,
+)
 from timebell.store.dialects.mariadb.server import IS_SYNCED, MariaServer
+from timebell.store.dialects.mariadb.transaction import MariaTransaction, with_rewriting
 from timebell.store.dialects.pulse import PROBE_TIMEOUT_SECONDS, Pulse
 from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
-from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps
+from timebell.store.transaction import Steps
 from timebell.store.types import from_micros
-from timebell.store.unavailability import MARIADB_ERRORS, UNREACHABLE, Unavailability, unavailable
-from timebell.store.urls import parse_database_url
-from timebell.store.version import schema_outdated
 
-MIN_SERVER_VERSION = (10, 6)
-"""The first version with SKIP LOCKED."""
 HANDLER_POOL_SIZE = 10  # connections in each of three pools: for async handlers, for plain functions, for requests
 HANDLER_POOL_TIMEOUT_SECONDS = 3600.0  # until a handler fails because no connection becomes free
 REQUEST_POOL_TIMEOUT_SECONDS = 5.0  # the same for a request
-MAX_STATEMENT_BYTES = 8_000_000  # of values in one statement; the usual max_allowed_packet of the server is 16 MB
 MAX_CONFLICT_ATTEMPTS = 8  # of an operation that conflicts with another transaction
 CONFLICT_RETRY_DELAY_SECONDS = 0.002  # before the second attempt, doubled before each further one
-LOCK_TIMEOUT_SECONDS = 10  # wait for a row lock, and maximum idle time in a transaction
-STATEMENT_TIMEOUT_SECONDS = 30  # wait for the response to a statement
-MIGRATION_TIMEOUT_SECONDS = 86_400  # the same in a migration, which may create an index on many rows
 RETURN_INTERVAL_SECONDS = 5.0  # between attempts to use the first host of a Galera cluster again
-_SESSION_SETTINGS = (
-    f"SET NAMES utf8mb4 COLLATE {ddl.COLLATION}",
-    "SET SESSION time_zone = '+00:00',"
-    " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION',"
-    f" innodb_lock_wait_timeout = {LOCK_TIMEOUT_SECONDS}, idle_transaction_timeout = {LOCK_TIMEOUT_SECONDS},"
-    " join_cache_level = 0",
-)
-# Deadlock, lock wait timeout, record changed since it was read; and a duplicate key that another transaction inserted
-# between our check and our insert: when the operation is repeated, the check finds it.
-_TRANSIENT_ERRORS = {1213, 1205, 1020, 1062}
-_MISSING_SCHEMA_ERRORS = {1054, 1146}
-_DUPLICATE_KEY_ERROR = 1062
-_TOO_MANY_CONNECTIONS_ERRORS = {1040, 1203}
-_CLOSED_BY_SERVER_ERRORS = {2006, 2013}
-
-
-class MariaTransaction(SqlTransaction):
-    """A transaction that executes hot statements directly on the driver connection."""
-
-    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
-        self.steps()
-        text, names = statement.formatted
-        result = self.connection.exec_driver_sql(text, tuple([params[name] for name in names]))
-        return [dict(row._mapping) for row in result] if result.returns_rows else []
-
-    def bulk_insert(
-        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
-        constants: Mapping[str, Any] = NO_VALUES,
-    ) -> None:  # fmt: skip
-        """Insert by executemany; the driver sends as many rows at a time as fit into one packet."""
-        constant = tuple(constants.values())
-        self._insert(table, (*columns, *constants), [record + constant for record in records])
-
-    def bulk_upsert(
-        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
-        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
-        update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
-        self._insert(table.name, columns, list(records), update)
-
-    def _insert(
-        self, table: str, columns: Sequence[str], records: list[tuple[Any, ...]], suffix: str = ""
-    ) -> None:  # fmt: skip
-        self.steps()
-        names = ", ".join(f"`{column}`" for column in columns)
-        placeholders = ", ".join(["%s"] * len(columns))
-        statement = f"INSERT INTO {table} ({names}) VALUES ({placeholders}) {suffix}"  # noqa: S608
-        self.connection.exec_driver_sql(statement, records)
 
 
 class MariaStore:
@@ -116,7 +71,7 @@ class MariaStore:
         self._server = MariaServer(url, self._note_server_change)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
         self._engine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
-        _observe_statements(self._engine, self._pulse)
+        observe_statements(self._engine, self._pulse)
         self._next_return_at = 0.0
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,15 +114,15 @@ class MariaStore:
                 return await loop.run_in_executor(self._threads, self._transact, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
-            except _LostBeforeCommit as lost:
+            except LostBeforeCommit as lost:
                 self._engine.dispose()
                 if attempt:
                     raise unreachable(self.url, lost.error) from lost.error
             except DBAPIError as error:
-                if _error_number(error) in _TRANSIENT_ERRORS and attempt < MAX_CONFLICT_ATTEMPTS - 1:
+                if error_number(error) in TRANSIENT_ERRORS and attempt < MAX_CONFLICT_ATTEMPTS - 1:
                     await asyncio.sleep(CONFLICT_RETRY_DELAY_SECONDS * 2**attempt)
                     continue
-                if _is_connection_lost(error):
+                if is_connection_lost(error):
                     self._engine.dispose()
                 raise translate_error(self.url, error) from error
         raise AssertionError
@@ -217,10 +172,10 @@ class MariaStore:
                 with self._pulse.waiting(driver_connection):
                     connection.commit()
             except BaseException as error:
-                if isinstance(error, DBAPIError) and _is_connection_lost(error):
+                if isinstance(error, DBAPIError) and is_connection_lost(error):
                     connection.invalidate()
-                    if not is_committing and _error_number(error) in _CLOSED_BY_SERVER_ERRORS:
-                        raise _LostBeforeCommit(error) from error
+                    if not is_committing and error_number(error) in CLOSED_BY_SERVER_ERRORS:
+                        raise LostBeforeCommit(error) from error
                 else:
                     with self._pulse.waiting(driver_connection):
                         connection.rollback()
@@ -239,7 +194,7 @@ class MariaStore:
         self.subscribers.publish(subjects)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return (await join_caller_connection(connection, self.dialect, _with_rewriting(operation), args, kwargs))[0]
+        return (await join_caller_connection(connection, self.dialect, with_rewriting(operation), args, kwargs))[0]
 
     @contextlib.asynccontextmanager
     async def handler_transaction(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
@@ -258,7 +213,7 @@ class MariaStore:
             async with self._pooled_transaction(self._request_pool, no_finish) as connection:
                 yield connection
         except DBAPIError as error:
-            if _classify(error) is not None:
+            if classify(error) is not None:
                 raise unreachable(self.url, error) from error
             raise
 
@@ -267,14 +222,14 @@ class MariaStore:
         try:
             connection = await pool.connect()
         except (PoolTimeout, DBAPIError) as error:
-            if _is_connection_lost(error):
+            if is_connection_lost(error):
                 pool.sync_engine.dispose()  # its other connections are probably lost, too
             raise unreachable(self.url, error) from error
         try:
             async with handler_transaction(connection, self.join, finish, self._publish):
                 yield connection
         except DBAPIError as error:
-            if _is_connection_lost(error):
+            if is_connection_lost(error):
                 pool.sync_engine.dispose()
             raise
         finally:
@@ -298,13 +253,13 @@ class MariaStore:
             raise unreachable(self.url, error) from error
         with (
             connection,
-            handler_transaction_in_thread(connection, self.dialect, _with_rewriting(finish), self._publish),
+            handler_transaction_in_thread(connection, self.dialect, with_rewriting(finish), self._publish),
         ):
             yield connection
 
     def is_transient(self, error: BaseException) -> bool:
         cause = error.__cause__ if isinstance(error, StoreUnreachable) else error
-        return cause is not None and _error_number(cause) in _TRANSIENT_ERRORS
+        return cause is not None and error_number(cause) in TRANSIENT_ERRORS
 
     async def read_clock(self) -> datetime:
         return await self.run(_read_clock)
@@ -331,18 +286,10 @@ class MariaStore:
             with contextlib.closing(engine.raw_connection()) as probe:
                 return self._server.find_lost(unanswered, probe.driver_connection)
         except Exception as error:  # of the driver, or of SQLAlchemy
-            number = _error_number(error)
-            return None if number in _TOO_MANY_CONNECTIONS_ERRORS else str(error)
+            number = error_number(error)
+            return None if number in TOO_MANY_CONNECTIONS_ERRORS else str(error)
         finally:
             engine.dispose()
-
-
-class _LostBeforeCommit(Exception):
-    """The server closed the connection before the commit was sent, and rolled back."""
-
-    def __init__(self, error: DBAPIError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 READ_CLOCK = SQL("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS at")
@@ -350,168 +297,3 @@ READ_CLOCK = SQL("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS
 
 def _read_clock(tx: Any) -> datetime:
     return from_micros(int(tx.run_sql(READ_CLOCK)[0]["at"]))
-
-
-def _with_rewriting(operation: Callable[..., R]) -> Callable[..., R]:
-    """Wrap an operation to rewrite its statements for MariaDB, on a connection of the caller."""
-
-    def run(tx: SqlTransaction, *args: Any, **kwargs: Any) -> R:
-        inner = MariaTransaction(tx.connection, tx.dialect, tx.steps)
-        result = operation(inner, *args, **kwargs)
-        tx.subjects, tx.written = inner.subjects, inner.written
-        return result
-
-    run.__name__ = getattr(operation, "__name__", "operation")
-    return run
-
-
-def engine_for(
-    server: MariaServer, *, pool_size: int = 5, pool_timeout: float = 30.0, statement_timeout: float | None = None,
-    read_only: bool = False,
-) -> Engine:  # fmt: skip
-    """Create a PyMySQL engine with the session settings of Timebell. Raises Refused (EXTRA_MISSING).
-
-    `pool_timeout` is the maximum wait for a connection if all are in use, `statement_timeout` the maximum wait for the
-    response to a statement, in seconds.
-    """
-    try:
-        from pymysql.constants import FIELD_TYPE
-        from pymysql.converters import conversions
-        from pymysql.err import MySQLError
-    except ImportError as error:
-        raise Refused(
-            "MariaDB requires the package PyMySQL, which is not installed.", code="EXTRA_MISSING",
-            fix='Run: pip install "timebell[mysql]".',
-        ) from error  # fmt: skip
-
-    engine = create_engine(
-        server.driver_url,
-        isolation_level="READ COMMITTED",
-        pool_size=pool_size,
-        max_overflow=0,
-        pool_timeout=pool_timeout,
-        pool_reset_on_return=None,  # see `_roll_back`
-        connect_args={
-            "connect_timeout": 5, "read_timeout": statement_timeout or STATEMENT_TIMEOUT_SECONDS,
-            "write_timeout": STATEMENT_TIMEOUT_SECONDS,
-            "conv": {**conversions, FIELD_TYPE.NEWDECIMAL: _parse_number, FIELD_TYPE.DECIMAL: _parse_number},
-        },
-    )  # fmt: skip
-
-    @event.listens_for(engine, "do_connect")
-    def _connect(dialect: Any, _record: Any, _args: Any, arguments: dict[str, Any]) -> Any:
-        return server.connect(dialect.loaded_dbapi, **arguments)
-
-    @event.listens_for(engine, "connect")
-    def _configure_session(driver: Any, _: Any) -> None:
-        with driver.cursor() as cursor:
-            cursor.execute("SELECT VERSION()")
-            _check_server_version(cursor.fetchone()[0])
-            for statement in _SESSION_SETTINGS:
-                cursor.execute(statement)
-            if read_only:
-                cursor.execute("SET SESSION TRANSACTION READ ONLY")
-        driver.commit()
-
-    @event.listens_for(engine, "reset")
-    def _roll_back(driver: Any, record: Any, _: Any) -> None:
-        try:
-            driver.rollback()
-        except (OSError, MySQLError) as error:  # it is lost; SQLAlchemy would log a traceback of each
-            record.invalidate(error)
-
-    return engine
-
-
-def _observe_statements(engine: Engine, pulse: Pulse[Any]) -> None:
-    """Have `pulse` observe statements instead of operations, which do not wait for the server while they compute."""
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def _begin(_: Connection, cursor: Any, *_arguments: Any) -> None:
-        pulse.begin(cursor.connection)
-
-    @event.listens_for(engine, "after_cursor_execute")
-    def _end(_: Connection, cursor: Any, *_arguments: Any) -> None:
-        pulse.end(cursor.connection)
-
-
-def migration_engine(url: str) -> Engine:
-    """Create an engine for migrations: it rewrites DDL for MariaDB, and allows long statements.
-
-    A lock request that waits for a long transaction blocks all later ones on the table. So it gives up after a second.
-    """
-    engine = engine_for(MariaServer(url), statement_timeout=MIGRATION_TIMEOUT_SECONDS)
-
-    @event.listens_for(engine, "begin")
-    def _limit_lock_wait(connection: Connection) -> None:
-        connection.exec_driver_sql("SET SESSION lock_wait_timeout = 1").close()
-
-    @event.listens_for(engine, "before_cursor_execute", retval=True)
-    def _rewrite_statement(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
-        return ddl.rewrite_ddl(statement), parameters
-
-    return engine
-
-
-def _parse_number(text: str) -> int | float:
-    return float(text) if "." in text else int(text)
-
-
-def _check_server_version(version: str) -> None:
-    name = "MariaDB" if "mariadb" in version.lower() else "MySQL"
-    numbers = tuple(int(part) for part in version.removeprefix("5.5.5-").split("-")[0].split(".")[:2])
-    if name == "MySQL" or numbers < MIN_SERVER_VERSION:
-        raise Refused(
-            f"The server is {name} {version}, which is not supported by Timebell.", code="DATABASE_UNSUPPORTED",
-            fix="Use MariaDB 10.6 or newer, PostgreSQL or SQLite.",
-        )  # fmt: skip
-
-
-def server_addresses(url: str) -> list[tuple[str, int]]:
-    """Return the (host, port) of the server in a URL; [] for a Unix socket."""
-    return MariaServer(url).addresses
-
-
-def _error_number(error: BaseException) -> int | None:
-    """Return the error number of MariaDB or of its driver."""
-    cause: Any = getattr(error, "orig", None) or error
-    code = cause.args[0] if getattr(cause, "args", None) else None
-    return code if isinstance(code, int) else None
-
-
-def is_lock_timeout(error: BaseException) -> bool:
-    """Return whether an error is a lock wait timeout."""
-    return _error_number(error) == 1205
-
-
-def _classify(error: BaseException) -> Unavailability | None:
-    """Return why the database is unavailable; None if it rejected a statement."""
-    kind = MARIADB_ERRORS.get(_error_number(error) or -1)
-    if kind is not None:
-        return kind
-    cause = getattr(error, "orig", None) or error
-    is_lost = (
-        isinstance(cause, OSError) or _error_number(error) == 0 or bool(getattr(error, "connection_invalidated", False))
-    )
-    return UNREACHABLE if is_lost else None
-
-
-def _is_connection_lost(error: BaseException) -> bool:
-    kind = _classify(error)
-    return kind is not None and kind.drops_connections
-
-
-def translate_error(url: str, error: Exception) -> Exception:
-    """Convert a driver error to a Timebell error; return programming errors unchanged."""
-    if _classify(error) is not None:
-        return unreachable(url, error)
-    if _error_number(error) in _MISSING_SCHEMA_ERRORS:
-        return schema_outdated(url, None)
-    return error
-
-
-def unreachable(url: str, error: BaseException) -> StoreUnreachable:
-    """Create the error for a database that is unavailable. It omits the password."""
-    safe_url = parse_database_url(url).render_as_string(hide_password=True)
-    cause = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return unavailable(_classify(error) or UNREACHABLE, safe_url, cause)

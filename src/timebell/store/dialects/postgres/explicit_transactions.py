@@ -78,8 +78,3 @@ class ExplicitTransactions:
             self._subjects.pop(connection, None)
             self._written.pop(connection, None)
         publish(subjects, written)
-
-
-def is_stale_statement(error: BaseException) -> bool:
-    """Return whether an error is due to a statement that was prepared before a migration changed the tables."""
-    return "InvalidCachedStatement" in type(getattr(error, "orig", None) or error).__name__

@@ -246,3 +246,9 @@ def _set_keepalive(connection: asyncpg.Connection[Any]) -> None:
 def _dsn(url: URL, host: str, port: int) -> str:
     single = url.set(drivername="postgresql", host=None, port=None).update_query_dict({"host": host, "port": str(port)})
     return single.render_as_string(hide_password=False)
+
+
+def server_addresses(url: str) -> list[tuple[str, int]]:
+    """Return the (host, port) pairs of the servers in a URL; [] for a Unix socket."""
+    addresses = split_hosts(parse_database_url(url), DEFAULT_PORT)
+    return [(host, port) for host, port in addresses if not host.startswith("/")]

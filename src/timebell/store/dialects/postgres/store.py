@@ -8,47 +8,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import repeat
-from operator import add
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Connection, Engine, Table, create_engine, event
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool
-from sqlalchemy.util import await_only, greenlet_spawn
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.util import await_only
 
-from timebell.errors import StoreError, StoreUnreachable, TimebellError
+from timebell.errors import StoreError, StoreUnreachable
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread
 from timebell.store.dialects.postgres import pooler
+from timebell.store.dialects.postgres.connections import (
+    HOT_SETTINGS,
+    close_connections,
+    connect_alive,
+    create_thread_engine,
+    discard_closed,
+    driver_of,
+    engine_for,
+)
 from timebell.store.dialects.postgres.dialect import PostgresDialect
-from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
+from timebell.store.dialects.postgres.errors import (
+    CONNECTION_ERRORS,
+    TRANSIENT_STATES,
+    LostBeforeCommit,
+    classify,
+    is_stale_statement,
+    unreachable,
+)
+from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions
 from timebell.store.dialects.postgres.own_schema import in_schema
-from timebell.store.dialects.postgres.server import DEFAULT_PORT, PostgresServer
+from timebell.store.dialects.postgres.server import PostgresServer
+from timebell.store.dialects.postgres.transaction import PostgresTransaction
 from timebell.store.dialects.pulse import Pulse
 from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
-from timebell.store.transaction import (
-    NO_SUBJECTS,
-    NO_VALUES,
-    READ_ONLY_OPERATIONS,
-    Row,
-    SqlTransaction,
-    Steps,
-    Transaction,
-)
-from timebell.store.unavailability import POSTGRES_STATES, READ_ONLY, UNREACHABLE, Unavailability, unavailable
-from timebell.store.urls import parse_database_url, split_hosts
+from timebell.store.transaction import NO_SUBJECTS, READ_ONLY_OPERATIONS, Steps, Transaction
 from timebell.store.version import schema_outdated
 
 # Sizes of separate pools, each of which may grow to twice its size, so that handlers and requests cannot use up the
@@ -58,72 +61,7 @@ HANDLER_POOL_TIMEOUT_SECONDS = 3600.0  # wait for a connection; the timeout of t
 REQUEST_POOL_SIZE = 5  # for transactions of requests
 REQUEST_POOL_TIMEOUT_SECONDS = 5.0  # until a request fails because no connection becomes free
 HOT_POOL_SIZE = 4  # for hot operations
-STATEMENT_TIMEOUT_SECONDS = 30.0  # wait for the response to a statement
-MIGRATION_TIMEOUT_SECONDS = 86_400.0  # the same in a migration, which may create an index on many rows
 NOTIFY_INTERVAL_SECONDS = 0.05  # NOTIFY serializes all commits by a global lock, so never one per job
-# Serialization failure, deadlock, lock not available; and a duplicate key that another transaction inserted between our
-# check and our insert: when the operation is repeated, the check finds it.
-_TRANSIENT_STATES = {"40001", "40P01", "55P03", "23505"}
-CONNECTION_ERRORS = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InternalClientError,
-)
-
-
-class PostgresTransaction(SqlTransaction):
-    """A transaction that executes hot statements directly on the asyncpg connection."""
-
-    def _driver(self) -> asyncpg.Connection[Any]:
-        return self.connection.connection.driver_connection
-
-    def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
-        self.steps()
-        text, names = statement.numbered
-        return await_only(self._driver().fetch(text, *[params[name] for name in names]))
-
-    def bulk_insert(
-        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
-        constants: Mapping[str, Any] = NO_VALUES,
-    ) -> None:  # fmt: skip
-        """Insert records by COPY."""
-        self.steps()
-        rows = map(add, records, repeat(tuple(constants.values())))
-        copied = self._driver().copy_records_to_table(table, columns=[*columns, *constants], records=rows)
-        await_only(copied)
-
-    def bulk_upsert(
-        self, table: Table, columns: Sequence[str], records: Sequence[tuple[Any, ...]], *,
-        replace: tuple[str, ...] = (), add: tuple[str, ...] = (), key: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
-        """Insert or update records by one statement, with an array for each column whose values differ.
-
-        A column with a single value needs no array, whose elements asyncpg checks and encodes one by one.
-        """
-        self.steps()
-        values = list(zip(*records, strict=True))
-        is_array = tuple(len(records) == 1 or column.count(column[0]) < len(records) for column in values)
-        insert = _insert_from_arrays(table, tuple(columns), is_array)
-        update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
-        params = [column if many else column[0] for column, many in zip(values, is_array, strict=True)]
-        await_only(self._driver().execute(f"{insert} {update}", *params))
-
-
-@functools.lru_cache(maxsize=256)
-def _insert_from_arrays(table: Table, columns: tuple[str, ...], is_array: tuple[bool, ...]) -> str:
-    """Return an INSERT with a parameter for each column: an array of its values, or a single value for all rows."""
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    types = [table.c[column].type.compile(dialect) for column in columns]
-    arrays, names, selected = [], [], []
-    for number, (name, sql_type, many) in enumerate(zip(columns, types, is_array, strict=True), 1):
-        if many:
-            arrays.append(f"${number}::{sql_type}[]")
-            names.append(name)
-        selected.append(f"u.{name}" if many else f"${number}::{sql_type}")
-    source = f"unnest({', '.join(arrays)}) AS u ({', '.join(names)})"
-    return f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT {', '.join(selected)} FROM {source}"  # noqa: S608
 
 
 class PostgresStore:
@@ -197,7 +135,7 @@ class PostgresStore:
         """
         if self._explicit_transactions.is_open_on(connection):
             self._pulse.watch(asyncio.get_running_loop())
-            with self._pulse.waiting(_driver_of(connection)):
+            with self._pulse.waiting(driver_of(connection)):
                 return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
         located: Callable[..., R] = in_schema(self._server.schema, operation)
         result, subjects = await join_caller_connection(connection, self.dialect, located, args, kwargs)
@@ -216,7 +154,7 @@ class PostgresStore:
             )  # fmt: skip
             self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
         try:
-            connection = await _connect_alive(self._handler_engine)
+            connection = await connect_alive(self._handler_engine)
         except (*CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
         try:
@@ -229,7 +167,10 @@ class PostgresStore:
     def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
         with self._thread_engine_lock:
             if self._thread_engine is None:
-                self._thread_engine = _create_thread_engine(self._server, is_pooled=pooler.is_pooled(self.url))
+                self._thread_engine = create_thread_engine(
+                    self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
+                    is_pooled=pooler.is_pooled(self.url),
+                )  # fmt: skip
         try:
             connection = self._thread_engine.connect()
         except DBAPIError as error:
@@ -248,14 +189,14 @@ class PostgresStore:
                 self._server, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS
             )
         try:
-            async with contextlib.aclosing(await _connect_alive(self._request_engine)) as connection:
+            async with contextlib.aclosing(await connect_alive(self._request_engine)) as connection:
                 self._pulse.watch(loop)
                 async with self._explicit_transactions.open_on(connection, self._publish):
                     yield connection
         except PoolTimeout as error:
             raise unreachable(self.url, error) from error
         except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
-            kind = _classify(error)
+            kind = classify(error)
             if is_stale_statement(error) or (kind is not None and kind.drops_connections):
                 self._dispose(self._request_engine)
             if kind is not None:
@@ -266,7 +207,7 @@ class PostgresStore:
         cause = error.__cause__ if isinstance(error, StoreUnreachable) else error
         return (
             is_stale_statement(error)
-            or getattr(getattr(cause, "orig", None) or cause, "sqlstate", None) in _TRANSIENT_STATES
+            or getattr(getattr(cause, "orig", None) or cause, "sqlstate", None) in TRANSIENT_STATES
         )
 
     async def read_clock(self) -> datetime:
@@ -306,7 +247,7 @@ class PostgresStore:
 
     def _transact(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        driver = tx._driver()
+        driver = tx.driver()
         transaction = driver.transaction()
         try:
             await_only(transaction.start())
@@ -314,7 +255,7 @@ class PostgresStore:
             tx.steps.at("commit")
         except BaseException as error:
             if driver.is_closed() and isinstance(error, Exception):
-                raise _LostBeforeCommit(error) from error
+                raise LostBeforeCommit(error) from error
             if not driver.is_closed():  # SQLAlchemy's own state is not reliable after a cancelled statement
                 with contextlib.suppress(*CONNECTION_ERRORS, asyncpg.PostgresError):
                     await_only(transaction.rollback())
@@ -326,12 +267,12 @@ class PostgresStore:
 
     def _read(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        driver = tx._driver()  # SQLAlchemy does not return a lost one
+        driver = tx.driver()  # SQLAlchemy does not return a lost one
         try:
             return operation(tx, *args, **kwargs)
         except Exception as error:
             if driver.is_closed():  # there is nothing to commit, so it can be repeated
-                raise _LostBeforeCommit(error) from error
+                raise LostBeforeCommit(error) from error
             raise
 
     def _autocommit(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
@@ -363,19 +304,19 @@ class PostgresStore:
                     return await self._run_sync(connection, runner, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
-            except _LostBeforeCommit as lost:
+            except LostBeforeCommit as lost:
                 self._dispose(self._engine, self._hot_engine)
                 if is_last:
                     raise unreachable(self.url, lost.error) from lost.error
             except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
                 cause = getattr(error, "orig", None) or error
                 state = getattr(cause, "sqlstate", None)
-                if state in _TRANSIENT_STATES and not is_last:
+                if state in TRANSIENT_STATES and not is_last:
                     continue
                 if is_stale_statement(error) and not is_last:
                     self._dispose(self._engine, self._hot_engine)
                     continue
-                if (kind := _classify(error)) is not None:
+                if (kind := classify(error)) is not None:
                     if kind.drops_connections:
                         self._dispose(self._engine, self._hot_engine)
                     raise unreachable(self.url, error) from error
@@ -426,7 +367,7 @@ class PostgresStore:
             if engine is self._hot_engine:
                 connections, self._hot_connections = self._hot_connections, []
             engine.sync_engine.dispose(close=False)
-            closing = asyncio.get_running_loop().create_task(_close_connections(connections, pool))
+            closing = asyncio.get_running_loop().create_task(close_connections(connections, pool))
             self._closing_tasks.add(closing)
             closing.add_done_callback(self._closing_tasks.discard)
 
@@ -440,11 +381,11 @@ class PostgresStore:
         pool = engine.pool
         connection = None
         while hot and self._hot_connections and connection is None:
-            connection = await _discard_closed(self._hot_connections.pop())
-        connection = connection or await _connect_alive(engine)
+            connection = await discard_closed(self._hot_connections.pop())
+        connection = connection or await connect_alive(engine)
         try:
             self._pulse.watch(asyncio.get_running_loop())
-            with self._pulse.waiting(_driver_of(connection)):
+            with self._pulse.waiting(driver_of(connection)):
                 yield connection
         finally:
             is_unusable = connection.invalidated or connection.closed
@@ -459,7 +400,7 @@ class PostgresStore:
     async def _run_sync(self, connection: AsyncConnection, runner: Any, *args: Any) -> Any:
         try:
             return await connection.run_sync(runner, *args)
-        except (*CONNECTION_ERRORS, _LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
+        except (*CONNECTION_ERRORS, LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
             # Its state is unknown, so it must not return to the pool.
             with contextlib.suppress(Exception):
                 await connection.invalidate()
@@ -491,159 +432,9 @@ class PostgresStore:
         return await self._server.probe(unanswered)
 
 
-class _LostBeforeCommit(Exception):
-    """The connection was lost before the commit was sent, so the server has rolled back, or will."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-async def _connect_alive(engine: AsyncEngine) -> AsyncConnection:
-    """Check out a connection that the server has not closed while it was idle."""
-    while True:
-        if (connection := await _discard_closed(await engine.connect())) is not None:
-            return connection
-
-
-async def _discard_closed(connection: AsyncConnection) -> AsyncConnection | None:
-    if not _driver_of(connection).is_closed():
-        return connection
-    await connection.invalidate()
-    await connection.close()
-    return None
-
-
-def _driver_of(connection: AsyncConnection) -> asyncpg.Connection[Any]:
-    assert connection.sync_connection is not None
-    driver: asyncpg.Connection[Any] = connection.sync_connection.connection.driver_connection
-    return driver
-
-
 NOTIFY = SQL("SELECT pg_notify(:channel, CAST(:subjects AS text))")
 READ_CLOCK = SQL("SELECT clock_timestamp() AS at")
 
 
 def _read_clock(tx: Transaction) -> Any:
     return tx.run_sql(READ_CLOCK)[0]["at"]
-
-
-# JIT compiles statements with a high cost estimate at every execution: 20 ms for a scan that takes 1 ms.
-SESSION_SETTINGS = {
-    "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
-}  # fmt: skip
-# Hot statements look up a few rows by an index. By default the server would plan every claim anew while there is a
-# backlog, which takes three times as long as the claim. So each connection plans a statement once, and the planner is
-# restricted to index look-ups, because statistics may be missing at that time.
-HOT_SETTINGS = SESSION_SETTINGS | {
-    "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_sort": "off", "enable_mergejoin": "off",
-}  # fmt: skip
-
-
-def engine_for(
-    server: PostgresServer, *, pool_size: int = 5, pool_timeout: float = 30.0,
-    statement_timeout: float = STATEMENT_TIMEOUT_SECONDS, read_only: bool = False,
-    settings: Mapping[str, str] = SESSION_SETTINGS, own_search_path: bool = True,
-) -> AsyncEngine:  # fmt: skip
-    """Create an asyncpg engine in autocommit mode. The server terminates transactions left idle by a frozen client.
-
-    `pool_timeout` is the maximum wait for a connection if all are in use, `statement_timeout` the maximum wait for the
-    response to a statement, in seconds. With `own_search_path=False` statements find the tables of the application
-    instead of Timebell's, if these have a schema of their own.
-    """
-    server_settings = {**settings, "application_name": server.application_name}
-    if read_only:
-        server_settings["default_transaction_read_only"] = "on"
-    if own_search_path and server.schema is not None:
-        server_settings["search_path"] = server.schema
-    engine = create_async_engine(
-        "postgresql+asyncpg://",
-        isolation_level="AUTOCOMMIT",
-        pool_size=2 * pool_size,
-        max_overflow=0,  # connections of an overflow would be closed after each use
-        pool_timeout=pool_timeout,
-        pool_use_lifo=True,  # plans are cached per connection: prefer the one used last
-        connect_args={
-            "async_creator_fn": server.connect, "server_settings": server_settings,
-            "command_timeout": statement_timeout,
-        },
-    )  # fmt: skip
-    pooler.configure_engine(engine, server)
-    _close_stray_connections(engine)
-    return engine
-
-
-async def _close_connections(connections: Iterable[AsyncConnection], pool: Pool) -> None:
-    """Close connections, gracefully if the server responds within 2 s."""
-    assert isinstance(pool, QueuePool)
-    checked_out = [connection.close() for connection in connections]
-    idle = [greenlet_spawn(lambda: pool.connect().invalidate()) for _ in range(pool.checkedin())]
-    await asyncio.gather(*checked_out, *idle, return_exceptions=True)
-
-
-def _close_stray_connections(engine: AsyncEngine) -> None:
-    """Close a connection when it returns after its pool was replaced; otherwise it would stay open."""
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def remember_pool(_: Any, record: ConnectionPoolEntry) -> None:
-        record.info["pool"] = engine.sync_engine.pool
-
-    @event.listens_for(engine.sync_engine, "checkin")
-    def close_if_stray(_: Any, record: ConnectionPoolEntry) -> None:
-        if record.info.get("pool") is not engine.sync_engine.pool:
-            record.invalidate()
-
-
-def _create_thread_engine(server: PostgresServer, *, is_pooled: bool) -> Engine:
-    """Create a psycopg engine, for blocking code. Raises TimebellError (PSYCOPG_MISSING)."""
-    arguments: dict[str, Any] = {**server.libpq_arguments(), "application_name": server.application_name}
-    if is_pooled:
-        arguments["prepare_threshold"] = None
-    else:
-        options = [arguments.get("options", ""), *(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())]
-        arguments["options"] = " ".join(options).strip()
-    try:
-        engine = create_engine(
-            "postgresql+psycopg://",
-            pool_size=HANDLER_POOL_SIZE,
-            max_overflow=HANDLER_POOL_SIZE,
-            pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
-            connect_args=arguments,
-        )
-    except ImportError as error:
-        raise TimebellError(
-            "Transactions of synchronous handlers on PostgreSQL require psycopg, which is not installed.",
-            code="PSYCOPG_MISSING", fix="Run: pip install psycopg[binary], or make the handler async.",
-        ) from error  # fmt: skip
-    event.listen(engine, "connect", lambda driver, _: server.add_thread_connection(driver))
-    return engine
-
-
-def server_addresses(url: str) -> list[tuple[str, int]]:
-    """Return the (host, port) pairs of the servers in a URL; [] for a Unix socket."""
-    addresses = split_hosts(parse_database_url(url), DEFAULT_PORT)
-    return [(host, port) for host, port in addresses if not host.startswith("/")]
-
-
-def _classify(error: BaseException) -> Unavailability | None:
-    """Return why the database is unavailable; None if it rejected a statement."""
-    cause = getattr(error, "orig", None) or error
-    cause = getattr(cause, "__cause__", None) or cause
-    state = getattr(error, "sqlstate", None) or getattr(cause, "sqlstate", None) or ""
-    if state in POSTGRES_STATES:
-        return POSTGRES_STATES[state]
-    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return READ_ONLY
-    is_lost = (
-        isinstance(error, CONNECTION_ERRORS)  # checked first: the cause of a timeout is a cancellation
-        or isinstance(cause, CONNECTION_ERRORS)
-        or bool(getattr(error, "connection_invalidated", False))
-    )
-    return UNREACHABLE if is_lost else None
-
-
-def unreachable(url: str, error: BaseException) -> StoreUnreachable:
-    """Create the error for a database that is unavailable. It omits the password."""
-    safe_url = parse_database_url(url).render_as_string(hide_password=True)
-    cause = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return unavailable(_classify(error) or UNREACHABLE, safe_url, cause)
