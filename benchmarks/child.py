@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import gc
 import json
 import random
 import sys
@@ -66,6 +67,13 @@ async def create(spec: dict[str, Any], write: Callable[[list[dict[str, Any]]], A
 def print_json(**facts: Any) -> None:
     """Print one line of JSON for the parent process."""
     print(json.dumps(facts), flush=True)
+
+
+def tune_process() -> None:
+    """Apply the settings of `timebell run` to this process."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    sys.setswitchinterval(0.0005)
 
 
 def report_startup() -> None:

@@ -32,6 +32,7 @@ async def serve(url: str, _: dict[str, Any]) -> None:
     app.settings = dataclasses.replace(app.settings, secret_key="a secret key of the benchmark")
     listening = server.bind("127.0.0.1", 0)
     web = server.HttpApp(app, [health.router(app), v1.build_routes(app.features)], allow_local=True)
+    child.tune_process()
     async with server.serving(web, listening), app.running():
         child.print_json(port=listening.getsockname()[1])
         await _wait_until_input_closes()

@@ -6,7 +6,6 @@ Neither stores anything per job, so that any growth of memory is caused by Timeb
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import os
 import random
@@ -84,9 +83,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     async def handle(event: Arrived) -> None:
         lags.add(time.time() * 1000 - event.payload["due"])
 
-    gc.freeze()  # the same settings as `timebell run`
-    gc.set_threshold(50_000, 20, 100)
-    sys.setswitchinterval(0.0005)
+    child.tune_process()
     async with app.running(retention=spec["retention"]) as service:
         store: Any = service.node.store
         store.histogram = ClaimRecorder(store.histogram, claims)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import cProfile
-import gc
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,9 +81,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     async def do_nothing(_: Arrived) -> None:
         pass
 
-    gc.freeze()  # the same settings as `timebell run`
-    gc.set_threshold(50_000, 20, 100)
-    sys.setswitchinterval(0.0005)
+    child.tune_process()
     profiler = cProfile.Profile() if "profile" in spec else None
     child.report_startup()
     if profiler is not None:

@@ -19,7 +19,9 @@ from typing import Any
 
 import asyncpg
 import httpx2
+import uvloop
 
+from benchmarks import child
 from timebell import Arrived, Timebell
 from timebell.api import server, v1
 from timebell.features import FEATURES
@@ -106,6 +108,7 @@ async def _reschedule_by_edit(table: asyncpg.Connection, store: asyncpg.Connecti
 
 async def _scan_unchanged(app: Timebell, store: asyncpg.Connection, options: dict[str, Any]) -> None:
     """Scan the unchanged rows again; print the time and the WAL that it writes."""
+    await store.execute("VACUUM")  # now, and not by autovacuum during the measurement
     await store.execute("CHECKPOINT")
     await _rescan(app, options, 201)  # writes full pages after the checkpoint
     before = await store.fetchval("SELECT pg_current_wal_lsn()")
@@ -244,14 +247,15 @@ def create_database(server: PostgresServer, name: str) -> str:
 
 def main() -> None:
     """Measure with a temporary server."""
+    child.tune_process()
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
     with tempfile.TemporaryDirectory(prefix="triggers-") as temporary:
         Path(temporary).chmod(0o755)
         server = PostgresServer(Path(temporary) / "postgres")
         server.start()
         try:
-            asyncio.run(measure_boards(create_database(server, "boards")))
-            asyncio.run(measure(create_database(server, "rows"), rows))
+            uvloop.run(measure_boards(create_database(server, "boards")))
+            uvloop.run(measure(create_database(server, "rows"), rows))
         finally:
             server.stop()
 

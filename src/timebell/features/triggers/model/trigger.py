@@ -435,8 +435,7 @@ class Trigger:
         return "ready" if self.unauthorized_reason is None else "reauthorize"
 
 
-@dataclass(frozen=True, slots=True)
-class ItemChange:
+class ItemChange(NamedTuple):
     """The fields of an item as reported by a source (None: the item was deleted), with their version.
 
     A change without a version counts as newer than the stored item. With a `problem`, the row exists and cannot be

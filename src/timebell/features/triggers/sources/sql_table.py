@@ -34,7 +34,7 @@ from timebell.features.triggers.sources.sql_values import (
     encode_key,
     key_text,
     parse_key,
-    to_json_value,
+    to_json_rows,
 )
 from timebell.features.triggers.sources.sqlite_source import SqliteDatabase
 from timebell.model.policy import parse_seconds
@@ -300,9 +300,9 @@ class SqlTable:
             (row[self.key] for row in reversed(rows) if type(row[self.key]) is not InvalidText), rows[-1][self.key]
         )
 
-    def _items_by_key(self, rows: Sequence[Mapping[str, Any]], problems: dict[str, str]) -> Items:
+    def _items_by_key(self, rows: Sequence[Row], problems: dict[str, str]) -> Items:
         """Return rows by key, without those of which `problems` contains why, or now does, they cannot be read."""
-        items: Items = {}
+        rows_by_key: dict[str, Row] = {}
         for row in rows:
             if self.key not in row:
                 raise _no_column(self.key, list(row))
@@ -311,13 +311,15 @@ class SqlTable:
             if type(value) is not InvalidText:
                 self._key_type = type(value)
             key = key_text(value)
-            if key in items:
+            if key in rows_by_key:
                 problems[key] = f"Several rows have the {self.key} {key!r:.60}, so it does not identify a row."
             elif InvalidText in map(type, row.values()):
                 invalid = next(name for name in row if type(row[name]) is InvalidText)
                 problems.setdefault(key, f"A value cannot be read: {invalid} is {row[invalid]!r:.200} in UTF-8.")
-            items[key] = {name: to_json_value(value) for name, value in row.items()}
-        return {key: item for key, item in items.items() if key not in problems} if problems else items
+            rows_by_key[key] = row
+        for key in problems.keys() & rows_by_key.keys():
+            del rows_by_key[key]
+        return dict(zip(rows_by_key, to_json_rows(list(rows_by_key.values())), strict=True))
 
     async def _fetch(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[dict[str, Any]]:
         """Run a query. Raises SourceFailed."""

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
+from itertools import chain
 from math import isfinite
 from typing import Any
 from uuid import UUID
 
+import orjson
+
 MAX_BINARY_BYTES = 64
 """Longer binary values are not read: they are no keys or people."""
 BINARY_TYPES = (bytes, bytearray, memoryview)
+CONVERTED_SINGLY = (time, list, tuple, dict)
+"""Types that orjson does not convert like `to_json_value`: a time, also in a list, may lose a zero of its fraction."""
 
 
 class InvalidText(str):
     """Text in another encoding, with replacement characters."""
 
     __slots__ = ()
+
+
+def to_json_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the values of rows as JSON; see `to_json_value`.
+
+    orjson converts plain values in less than half the time.
+    """
+    encoded = b""
+    if set(map(type, chain.from_iterable(row.values() for row in rows))).isdisjoint(CONVERTED_SINGLY):
+        with suppress(TypeError):  # an integer of more than 64 bits
+            encoded = orjson.dumps(rows, default=to_json_value, option=orjson.OPT_PASSTHROUGH_SUBCLASS)
+    if not encoded or b'"[' in encoded or b"\\u0000" in encoded:  # the latter are texts that `to_json_value` changes
+        return [{name: to_json_value(value) for name, value in row.items()} for row in rows]
+    plain_rows: list[dict[str, Any]] = orjson.loads(encoded)
+    return plain_rows
 
 
 def to_json_value(value: Any) -> Any:
