@@ -17,6 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from timebell.errors import InvalidInput, Refused
 
@@ -63,7 +64,8 @@ _URL = re.compile(
 )
 _NETWORK_FIX = f"Specify networks such as 10.20.0.0/16, within {', '.join(map(str, PRIVATE_NETWORKS))}."
 CACHE_SIZE = 4_096
-"""Texts whose parsed form is cached. Whether an address is allowed is decided anew for each delivery."""
+"""Texts whose parsed form is cached, and addresses whose networks are. Addresses of this machine may change, so whether
+an address is one of them is decided anew for each delivery."""
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -86,6 +88,14 @@ class Endpoint:
     @property
     def url(self) -> str:
         return f"{self.scheme}://{self.authority}{self.target}"
+
+
+class _Networks(NamedTuple):
+    """The kinds of networks that contain an address."""
+
+    is_always_refused: bool
+    is_allowed_by_operator: bool
+    is_public: bool
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
@@ -116,6 +126,7 @@ class AddressGuard:
         self._allow_http = allow_http
         self._listeners = tuple(listeners)
         self._resolve = resolve
+        self._networks_of = lru_cache(CACHE_SIZE)(self._find_networks)
 
     def check_url(self, url: object) -> Endpoint:
         """Parse and check a URL, without resolving its name.
@@ -177,25 +188,25 @@ class AddressGuard:
 
     def allows(self, address: Address) -> bool:
         """True if connections to this address are allowed."""
-        inner = _unwrap(address)
-        if getattr(address, "scope_id", None) or any(inner in network for network in METADATA_NETWORKS):
+        networks = self._networks_of(address)
+        if networks.is_always_refused:
             return False
-        if self._is_allowed_by_operator(inner):
-            return True
-        public = (inner.version == 4 or inner in GLOBAL_IPV6_NETWORK) and not any(
-            inner in network for network in REFUSED_NETWORKS
-        )
-        return public and not _is_own_address(inner)
+        return networks.is_allowed_by_operator or (networks.is_public and not _is_own_address(_unwrap(address)))
 
-    def _is_allowed_by_operator(self, address: Address) -> bool:
-        """True if the operator has allowed the network of this address."""
-        return any(_unwrap(address) in network for network in self._allow)
+    def _find_networks(self, address: Address) -> _Networks:
+        inner = _unwrap(address)
+        return _Networks(
+            bool(getattr(address, "scope_id", None)) or any(inner in network for network in METADATA_NETWORKS),
+            any(inner in network for network in self._allow),
+            (inner.version == 4 or inner in GLOBAL_IPV6_NETWORK)
+            and not any(inner in network for network in REFUSED_NETWORKS),
+        )
 
     def _is_scheme_allowed(self, endpoint: Endpoint, address: Address | None) -> bool:
         """True if the scheme is allowed to this address, or, for a name (None), to any address."""
         if endpoint.scheme in ("https", PROXY_SCHEME) or self._allow_http:
             return True
-        return bool(self._allow) if address is None else self._is_allowed_by_operator(address)
+        return bool(self._allow) if address is None else self._networks_of(address).is_allowed_by_operator
 
     async def _listener_addresses(self, port: int) -> list[Address]:
         """Return the addresses on which Timebell or its database listens at this port."""
@@ -208,6 +219,8 @@ class AddressGuard:
 
 def _matches_listener(address: Address, listener_addresses: list[Address]) -> bool:
     """True if the address equals a listener's, or both belong to this machine: `0.0.0.0` and `::` listen on all."""
+    if not listener_addresses:
+        return False
     inner, listeners = _unwrap(address), [_unwrap(listener) for listener in listener_addresses]
     return inner in listeners or (_is_own_address(inner) and any(map(_is_own_address, listeners)))
 

@@ -99,6 +99,20 @@ class Delivery:
     """JSON that a target sets to its progress; stored with the attempt unless the attempt completes the job."""
 
 
+class Exchange(Protocol):
+    """A request and its response, described only when a target is tested."""
+
+    @property
+    def sent_request(self) -> dict[str, Any]:
+        """The request as JSON, without secrets."""
+        ...
+
+    @property
+    def received_response(self) -> dict[str, Any] | None:
+        """The response as JSON, with its headers and without secrets; None without one."""
+        ...
+
+
 @dataclass(slots=True)
 class Outcome:
     """The outcome of a delivery.
@@ -124,10 +138,18 @@ class Outcome:
     """Of the exception of a Python handler; it may contain secrets until the engine has masked them."""
     receiver_gone: bool = False
     """The receiver has permanently gone; a named target is disabled."""
-    sent_request: Any = field(default=None, repr=False, compare=False)
-    """The request, as JSON, for testing a target; not stored."""
-    received_response: Any = field(default=None, repr=False, compare=False)
-    """The response with its headers, as JSON, for testing a target; not stored."""
+    exchange: Exchange | None = field(default=None, repr=False, compare=False)
+    """The request and its response, for testing a target; not stored."""
+
+    @property
+    def sent_request(self) -> dict[str, Any] | None:
+        """The request as JSON, without secrets."""
+        return None if self.exchange is None else self.exchange.sent_request
+
+    @property
+    def received_response(self) -> dict[str, Any] | None:
+        """The response as JSON, with its headers and without secrets."""
+        return None if self.exchange is None else self.exchange.received_response
 
     @classmethod
     def ok(cls, result: Any = None) -> Outcome:

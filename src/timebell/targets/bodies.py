@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import orjson
+
 from timebell.errors import InvalidInput, InvalidPayload
 from timebell.model import mapping
 from timebell.model.mapping import FieldMapping
@@ -45,6 +47,7 @@ MAX_QUERY_PARAMETERS = 50
 MAX_BODY_BYTES = 256 * 1024
 """Four times the maximum payload size; only a template that repeats the payload exceeds it."""
 
+_encode_escaped = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SAMPLE = Delivery(
     job_id="00000000-0000-0000-0000-000000000000", tenant_id="default", topic="sample", payload=None, metadata={},
@@ -218,7 +221,9 @@ def _encode_multipart(fields: list[tuple[str, str]], boundary: str) -> bytes:
 
 
 def _to_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    """Encode a body in ASCII, because some message queues refuse certain other characters."""
+    data = orjson.dumps(value)
+    return data if data.isascii() else _encode_escaped(value).encode()
 
 
 def _limit_size(body: Body) -> Body:

@@ -14,20 +14,24 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urljoin
+
+import orjson
 
 from timebell import http_client, tracing
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.model.target import MASK, mask_secrets
 from timebell.targets import bodies
 from timebell.targets.address import AddressGuard, Endpoint
-from timebell.targets.base import Delivery, Outcome, decode_text, message_id
+from timebell.targets.base import Delivery, Outcome, message_id
 from timebell.targets.http_authentication import Authenticator, Authorization, TokenError, basic_credentials
 from timebell.targets.http_connections import Channel, HttpConnections, Proxy
 from timebell.targets.http_options import check_options, check_timeout
+from timebell.targets.http_request import HttpRequest
 from timebell.targets.http_responses import STATUS_UNAUTHORIZED, judge_response, kept_bytes
 from timebell.targets.webhook_signatures import CREATE_SIGNING_KEY_FIX, sign_webhook, signing_keys
 from timebell.tenancy.tokens import attempt_token
@@ -35,6 +39,7 @@ from timebell.tenancy.tokens import attempt_token
 STATUS_ACCEPTED = 202
 STATUS_SEE_OTHER = 303
 MAX_REDIRECTS = 5
+MAX_CHECKED_OPTIONS = 10_000
 MAX_TARGET_CHARACTERS = 8192
 """Maximum length of path and query."""
 REDIRECTS_WITH_BODY = (307, 308)
@@ -48,20 +53,6 @@ _SECRET_MISSING = (
     f"Set TIMEBELL_WEBHOOK_SIGNING_SECRET. {CREATE_SIGNING_KEY_FIX}",
 )
 _PREVIEW_PLACEHOLDER = "(generated when sent)"
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request to send. `response` is the last response, `secrets` are generated values to mask."""
-
-    tenant_id: str
-    method: str
-    endpoint: Endpoint
-    headers: dict[str, str]
-    body: bytes
-    channel: Channel
-    response: http_client.HttpResponse | None = None
-    secrets: set[str] = field(default_factory=set)
 
 
 class HttpTarget:
@@ -93,6 +84,8 @@ class HttpTarget:
         self._guard = guard or AddressGuard()
         self.connections = HttpConnections(self._guard, tls)
         self._authenticator = Authenticator(self.connections, now)
+        self._checked_options: set[bytes] = set()
+        """Digests of options that `check` returned unchanged; the options themselves may contain secrets."""
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Validate options.
@@ -121,21 +114,33 @@ class HttpTarget:
         if not self._signing_keys(options):
             return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_SECRET_MISSING), retryable=False)
         try:
-            options = self.check(options)
+            options = self._check_again(options)
+            endpoint = self._guard.check_url(options["url"])
         except (InvalidInput, Refused) as error:  # the rules became stricter since the job was created
             return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
         try:
-            request = self._request(delivery, options)
+            request = self._request(delivery, options, endpoint)
         except (InvalidPayload, Refused) as error:  # the body or the token cannot be created
             return Outcome.failed(error.code, str(error), retryable=False)
-        endpoint = request.endpoint
         outcome = await self._exchange(request, options)
         outcome.record = {"to": endpoint.authority}
         if outcome.result is not None:
             outcome.record |= {"status": outcome.result["status"], "response": outcome.result["body"]}
         return outcome
 
-    async def _exchange(self, request: _Request, options: dict[str, Any]) -> Outcome:
+    def _check_again(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Check options like `check`, unless this process has checked the same before."""
+        digest = sha256(orjson.dumps(options)).digest()
+        if digest in self._checked_options:
+            return options
+        checked = self.check(options)
+        if checked == options:
+            if len(self._checked_options) >= MAX_CHECKED_OPTIONS:
+                self._checked_options.clear()
+            self._checked_options.add(digest)
+        return checked
+
+    async def _exchange(self, request: HttpRequest, options: dict[str, Any]) -> Outcome:
         """Send a request and return its outcome, in which generated secrets are masked."""
         timeout = options.get("timeout", self._timeout)
         try:
@@ -167,22 +172,10 @@ class HttpTarget:
             outcome = Outcome.failed("RESPONSE_UNREADABLE", "The receiver's response is incomplete or not HTTP.")
         if outcome.result is not None:
             outcome.result["body"] = mask_secrets(outcome.result["body"], request.secrets)
-        outcome.sent_request = {
-            "method": request.method, "url": request.endpoint.url,
-            "headers": {"host": request.endpoint.authority, **mask_secrets(request.headers, request.secrets)},
-            "body": request.body,
-        }  # fmt: skip
-        if request.response is not None and outcome.result is not None:
-            headers = {
-                decode_text(name): decode_text(value) for name, value in request.response.headers
-            }  # fmt: skip
-            outcome.received_response = {
-                "status": request.response.status, "headers": mask_secrets(headers, request.secrets),
-                "body": outcome.result["body"],
-            }  # fmt: skip
+        request.result, outcome.exchange = outcome.result, request
         return outcome
 
-    async def _send(self, request: _Request, options: dict[str, Any]) -> http_client.HttpResponse:
+    async def _send(self, request: HttpRequest, options: dict[str, Any]) -> http_client.HttpResponse:
         """Send a request, also to where it is redirected, and return the last response."""
         response = await self._send_authenticated(request, options)
         if not options.get("followRedirects", False):
@@ -196,7 +189,7 @@ class HttpTarget:
             response = await self._send_once(request, options)
         return response
 
-    def _redirect(self, request: _Request, status: int, location: str) -> bool:
+    def _redirect(self, request: HttpRequest, status: int, location: str) -> bool:
         """Point a request to where it is redirected; False if it must not go there.
 
         Raises InvalidInput (INVALID_URL), Refused.
@@ -217,7 +210,7 @@ class HttpTarget:
         request.endpoint = endpoint
         return True
 
-    async def _send_authenticated(self, request: _Request, options: dict[str, Any]) -> http_client.HttpResponse:
+    async def _send_authenticated(self, request: HttpRequest, options: dict[str, Any]) -> http_client.HttpResponse:
         """Send a request with authorization, if there is one. A rejected token of the cache is replaced once."""
         if "auth" not in options:
             return await self._send_once(request, options)
@@ -229,13 +222,13 @@ class HttpTarget:
             response = await self._send_once(request, options)
         return response
 
-    async def _authorize(self, request: _Request, options: dict[str, Any]) -> Authorization:
+    async def _authorize(self, request: HttpRequest, options: dict[str, Any]) -> Authorization:
         authorization = await self._authenticator.authorize(request.tenant_id, options["auth"], request.channel)
         request.headers["authorization"] = authorization.value
         request.secrets.add(authorization.secret)
         return authorization
 
-    async def _send_once(self, request: _Request, options: dict[str, Any]) -> http_client.HttpResponse:
+    async def _send_once(self, request: HttpRequest, options: dict[str, Any]) -> http_client.HttpResponse:
         request.response = await self.connections.exchange(
             request.tenant_id, request.endpoint, request.channel, request.method, request.headers, request.body,
             kept_bytes=kept_bytes(options),
@@ -248,7 +241,7 @@ class HttpTarget:
         Signature and tokens are replaced, so that a preview cannot be replayed. Raises InvalidPayload (INVALID_BODY,
         MESSAGE_TOO_LARGE).
         """
-        request = self._request(delivery, options)
+        request = self._request(delivery, options, self._guard.check_url(options["url"]))
         placeholders: dict[str, str] = {
             name: _PREVIEW_PLACEHOLDER for name in ("webhook-signature", "timebell-token") if name in request.headers
         }
@@ -264,7 +257,7 @@ class HttpTarget:
         """Close the idle connections."""
         self.connections.close()
 
-    def _request(self, delivery: Delivery, options: dict[str, Any]) -> _Request:
+    def _request(self, delivery: Delivery, options: dict[str, Any], endpoint: Endpoint) -> HttpRequest:
         body = bodies.render(delivery, options)
         headers = {"user-agent": "timebell", **options["headers"]}
         if body.content_type:
@@ -283,22 +276,10 @@ class HttpTarget:
         headers |= tracing.outgoing_headers()
         if options.get("reportsBack", False):
             headers["timebell-token"] = attempt_token(self._secret_key, delivery.job_id, delivery.attempt)
-        return _Request(
-            delivery.tenant_id, options.get("method", "POST"), self._endpoint(delivery, options), headers, body.data,
-            self._channel(options),
+        return HttpRequest(
+            delivery.tenant_id, options.get("method", "POST"), _with_query(endpoint, delivery, options), headers,
+            body.data, self._channel(options),
         )  # fmt: skip
-
-    def _endpoint(self, delivery: Delivery, options: dict[str, Any]) -> Endpoint:
-        """Return the endpoint with the query parameters. Raises InvalidPayload (INVALID_BODY)."""
-        endpoint = self._guard.check_url(options["url"])
-        if query := bodies.render_query(delivery, options["query"]) if "query" in options else "":
-            endpoint = replace(endpoint, target=f"{endpoint.target}{'&' if '?' in endpoint.target else '?'}{query}")
-        if len(endpoint.target) > MAX_TARGET_CHARACTERS:
-            raise InvalidPayload(
-                f"Path and query would be {len(endpoint.target):,} characters; the limit is {MAX_TARGET_CHARACTERS:,}.",
-                code="INVALID_BODY",
-            )
-        return endpoint
 
     def _channel(self, options: dict[str, Any]) -> Channel:
         tls, proxy = options.get("tls", {}), options.get("proxy")
@@ -309,3 +290,15 @@ class HttpTarget:
                 authorization = f"Basic {basic_credentials(proxy['username'], proxy['password'])}"
             endpoint = Proxy(self._guard.check_proxy(proxy["url"]), authorization)
         return Channel(endpoint, tls.get("ca"), tls.get("certificate"), tls.get("key"))
+
+
+def _with_query(endpoint: Endpoint, delivery: Delivery, options: dict[str, Any]) -> Endpoint:
+    """Return the endpoint with the query parameters. Raises InvalidPayload (INVALID_BODY)."""
+    if query := bodies.render_query(delivery, options["query"]) if "query" in options else "":
+        endpoint = replace(endpoint, target=f"{endpoint.target}{'&' if '?' in endpoint.target else '?'}{query}")
+    if len(endpoint.target) > MAX_TARGET_CHARACTERS:
+        raise InvalidPayload(
+            f"Path and query would be {len(endpoint.target):,} characters; the limit is {MAX_TARGET_CHARACTERS:,}.",
+            code="INVALID_BODY",
+        )
+    return endpoint

@@ -41,13 +41,14 @@ class IdleConnections:
 
     def __init__(self) -> None:
         self._since: OrderedDict[Stream, tuple[float, ConnectionKey]] = OrderedDict()
-        self._by_key: dict[ConnectionKey, list[Stream]] = {}
+        self._by_key: dict[ConnectionKey, dict[Stream, None]] = {}
+        """The connections of each key, in the order of their last use."""
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, key: ConnectionKey) -> Stream | None:
         """Remove and return the connection that was used last; None if there is none."""
         while streams := self._by_key.get(key):
-            stream = streams[-1]
+            stream = next(reversed(streams))
             self._remove(stream)
             if stream.is_idle:
                 return stream
@@ -61,7 +62,7 @@ class IdleConnections:
             return
         loop = asyncio.get_running_loop()
         self._since[stream] = loop.time(), key
-        self._by_key.setdefault(key, []).append(stream)
+        self._by_key.setdefault(key, {})[stream] = None
         if len(self._since) > MAX_IDLE_CONNECTIONS:
             self._close_oldest()
         if self._timer is None:
@@ -90,6 +91,6 @@ class IdleConnections:
     def _remove(self, stream: Stream) -> None:
         _, key = self._since.pop(stream)
         streams = self._by_key[key]
-        streams.remove(stream)
+        del streams[stream]
         if not streams:
             del self._by_key[key]

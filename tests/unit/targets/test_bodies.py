@@ -31,6 +31,14 @@ def test_bodies_without_a_template(delivery: Delivery, kind: str) -> None:
     assert body.content_type == bodies.CONTENT_TYPES[kind]
 
 
+def test_bodies_are_ascii(delivery: Delivery) -> None:
+    body = bodies.render(
+        replace(delivery, payload={"title": "Frühschicht \uffff"}), bodies.check_options({"body": "plain"})
+    )
+    assert body.data.isascii()
+    assert json.loads(body.data)["payload"] == {"title": "Frühschicht \uffff"}
+
+
 def test_template_calls_an_existing_endpoint_with_its_own_document(post: Post, delivery: Delivery) -> None:
     """An existing function receives exactly the document for which it was written."""
     delivery.payload = SHIFT

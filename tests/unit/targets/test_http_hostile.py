@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.targets.sink import Run, resolver
+from tests.unit.targets.sink import Run, local, resolver, sink
 from tests.unit.targets.ssrf import CLASSES, Canary, target_for
 from timebell import http_client
 from timebell.errors import InvalidInput
@@ -217,6 +217,20 @@ STORED = [
 def test_stored_headers_are_validated_again_on_delivery(run: Run, delivery: Delivery, headers: Any) -> None:
     outcome, network, _ = run(deliver_to(answer(b"", b""), delivery, headers=headers))
     assert (outcome.code, outcome.retryable, network.sent) == ("ADDRESS_REFUSED", False, b"")
+
+
+def test_options_that_were_valid_once_do_not_vouch_for_others(run: Run, delivery: Delivery) -> None:
+    async def main() -> list[tuple[bool, str | None]]:
+        async with sink() as server:
+            target, outcomes = local(), []
+            options = target.check({"url": f"http://hooks.example:{server.port}/status/200", "headers": {"x-a": "b"}})
+            for headers in ({"x-a": "b"}, {"x-a": "b"}, {"x-a": "b", "host": "evil"}, {"x-a": "b"}):
+                outcome = await target.deliver(delivery, {**options, "headers": headers})
+                outcomes.append((outcome.delivered, outcome.code))
+            await target.close()
+            return outcomes
+
+    assert run(main()) == [(True, None), (True, None), (False, "ADDRESS_REFUSED"), (True, None)]
 
 
 def test_request_has_exactly_the_expected_headers(run: Run, delivery: Delivery) -> None:

@@ -266,6 +266,8 @@ class FireResult:
     """Number of skipped occurrences by reason."""
     started_attempts: list[Attempt] = field(default_factory=list)
     """Attempts started directly on the node that fired them."""
+    has_more: bool = False
+    """True if the batch was as large as allowed, so that more schedules may be due."""
 
 
 SkippedOccurrence = tuple[NewJob, str, int, datetime]
@@ -287,6 +289,7 @@ def fire_due_schedules(
     """
     rows = tx.dialect.lock_due_schedules(tx, now, limit)
     fired = _fire_locked(tx, _load_or_mark_errored(tx, rows), build, now, reservation) if rows else FireResult()
+    fired.has_more = len(rows) >= limit
     fired.next_fire_at = find_next_fire_at(tx)
     return fired
 
