@@ -86,7 +86,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 def count_reads(tx: Any, read: Callable[[Any], Any], table: str = "timebell_finished") -> int:
     """Return the number of rows of a table that a read fetches; on SQLite an estimate, on MariaDB of all tables."""
-    if hasattr(tx, "driver"):
+    if tx.dialect.name == "sqlite":
         steps = 0
 
         def step() -> None:

@@ -247,7 +247,7 @@ class PostgresStore:
 
     def _transact(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        driver = tx.driver()
+        driver = tx.driver
         transaction = driver.transaction()
         try:
             await_only(transaction.start())
@@ -267,7 +267,7 @@ class PostgresStore:
 
     def _read(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        driver = tx.driver()  # SQLAlchemy does not return a lost one
+        driver = tx.driver  # SQLAlchemy does not return a lost one
         try:
             return operation(tx, *args, **kwargs)
         except Exception as error:

@@ -20,13 +20,15 @@ from timebell.store.transaction import NO_VALUES, Row, SqlTransaction
 class PostgresTransaction(SqlTransaction):
     """A transaction that executes hot statements directly on the asyncpg connection."""
 
+    @property
     def driver(self) -> asyncpg.Connection[Any]:
+        """The connection of asyncpg."""
         return self.connection.connection.driver_connection
 
     def run_sql(self, statement: SQL, /, **params: Any) -> list[Row]:
         self.steps()
         text, names = statement.numbered
-        return await_only(self.driver().fetch(text, *[params[name] for name in names]))
+        return await_only(self.driver.fetch(text, *[params[name] for name in names]))
 
     def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
@@ -35,7 +37,7 @@ class PostgresTransaction(SqlTransaction):
         """Insert records by COPY."""
         self.steps()
         rows = map(add, records, repeat(tuple(constants.values())))
-        copied = self.driver().copy_records_to_table(table, columns=[*columns, *constants], records=rows)
+        copied = self.driver.copy_records_to_table(table, columns=[*columns, *constants], records=rows)
         await_only(copied)
 
     def bulk_upsert(
@@ -52,7 +54,7 @@ class PostgresTransaction(SqlTransaction):
         insert = _insert_from_arrays(table, tuple(columns), is_array)
         update = self.dialect.on_conflict(table, replace=replace, add=add, key=key)
         params = [column if many else column[0] for column, many in zip(values, is_array, strict=True)]
-        await_only(self.driver().execute(f"{insert} {update}", *params))
+        await_only(self.driver.execute(f"{insert} {update}", *params))
 
 
 @functools.lru_cache(maxsize=256)
