@@ -270,6 +270,25 @@ async def test_jobs_of_one_batch_with_the_same_request_id_are_one_job(store: Sto
 
 
 @stored
+async def test_a_batch_keeps_existing_jobs_and_creates_the_others(store: Store) -> None:
+    known, holder = await one(store, request_id="r"), await one(store, key="k")
+    repeated, held, requested, plain = job(request_id="r"), job(key="k", request_id="s"), job(request_id="t"), job()
+    kept = await create(store, repeated, held, requested, plain, on_conflict="keep")
+    assert kept == {repeated.id: known, held.id: holder}
+    assert [seen.id for seen in await everything(store)] == [known, holder, requested.id, plain.id]
+
+
+@stored
+async def test_a_batch_with_a_used_request_id_is_refused_as_a_whole(store: Store) -> None:
+    known = await one(store, request_id="r")
+    with pytest.raises(Conflict) as refused:
+        await create(store, job(request_id="s"), job(), job(request_id="r"))
+    assert (refused.value.code, refused.value.existing) == ("SCHEDULE_CLIENT_REQUEST_ID_IN_USE", known)
+    assert [seen.id for seen in await everything(store)] == [known]
+    await one(store, request_id="s")
+
+
+@stored
 async def test_a_request_id_that_kept_another_job_leads_to_that_job(store: Store) -> None:
     standing = await one(store, key="k")
     first, second = job(key="k", request_id="r"), job(key="k", request_id="r")
@@ -279,10 +298,11 @@ async def test_a_request_id_that_kept_another_job_leads_to_that_job(store: Store
 
 @stored
 async def test_replace_does_not_reuse_a_request_id(store: Store) -> None:
-    await one(store, key="k", request_id="r")
+    known, other = await one(store, key="k", request_id="r"), await one(store, key="l")
     with pytest.raises(Conflict) as refused:
-        await create(store, job(key="k", request_id="r"), on_conflict="replace")
-    assert refused.value.code == "SCHEDULE_CLIENT_REQUEST_ID_IN_USE"
+        await create(store, job(key="l", request_id="s"), job(key="k", request_id="r"), on_conflict="replace")
+    assert (refused.value.code, refused.value.existing) == ("SCHEDULE_CLIENT_REQUEST_ID_IN_USE", known)
+    assert [(seen.id, seen.state) for seen in await everything(store)] == [(known, "pending"), (other, "pending")]
 
 
 @stored

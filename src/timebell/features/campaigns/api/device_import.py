@@ -29,6 +29,7 @@ from timebell.model.operation import Operation, OperationState, StepResult
 from timebell.store.cluster import operations
 from timebell.store.transaction import Transaction
 
+BATCH_SIZE = 1000  # lines per transaction
 MAX_UNPACKED_BYTES = 1_000_000
 """Decompressed at once from a compressed body."""
 
@@ -66,7 +67,7 @@ class DeviceImport:
 
     async def _import_lines(self, request: Request) -> bool:
         """Return whether the operation is still running. Raises InvalidInput, ClientDisconnect, TimeoutError."""
-        async for lines in read_batches(request, self._ctx):
+        async for lines in read_batches(request, self._ctx, BATCH_SIZE):
             records = list(self._reader.read(lines)) if self._is_csv else lines
             if self._is_csv and self._columns is None and records:
                 (_, header), *records = records
