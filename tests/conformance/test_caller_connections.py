@@ -257,6 +257,21 @@ async def test_conflicts_are_raised_in_the_callers_transaction(store: Store, way
 
 @every_way
 @stored
+@pytest.mark.parametrize(
+    "conflicting", [[{"request_id": "new"}, {"request_id": "r"}], [{"request_id": "new"}, {"key": "k"}],
+                    [{"key": "k", "request_id": "new"}]],
+)  # fmt: skip
+async def test_a_caller_may_commit_after_a_conflict(store: Store, way: str, conflicting: list[dict[str, str]]) -> None:
+    taken = await one(store, key="k", request_id="r")
+    async with WAYS[way](store.url) as connection:
+        with pytest.raises(Conflict):
+            await _create(store, connection, *[job(**options) for options in conflicting])
+    assert await _ids(store) == [taken]
+    await one(store, request_id="new")
+
+
+@every_way
+@stored
 async def test_a_replacement_rolls_back_as_a_whole(store: Store, way: str) -> None:
     old = await one(store, key="k")
     with pytest.raises(Rollback):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, select, tuple_, union_all, update
+from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, delete, func, select, tuple_, union_all, update
 
 from timebell.errors import Conflict
 from timebell.model.attempts import last_progress
@@ -39,7 +39,9 @@ def create(
     A conflict is a request id that was used before, or a key that a live job has. `on_conflict` is `error` (raise
     Conflict), `keep` (the existing job) or `replace` (cancel the existing job if it is pending, and create the new
     one). A reused request id with `replace` raises Conflict, too. With `bulk` jobs without key and request id are
-    loaded by the bulk path of the database. Raises Conflict, and the errors of `bind_jobs`.
+    loaded by the bulk path of the database. Raises Conflict, and the errors of `bind_jobs`. A caller may commit its own
+    transaction after a Conflict: it then contains none of the jobs, and none of their request ids;
+    with `replace`, it may contain cancels of the jobs to be replaced.
     """
     distinct_jobs = [new_jobs.template] if isinstance(new_jobs, UniformJobs) else new_jobs
     is_loaded = isinstance(new_jobs, UniformJobs) or (bulk and not any(job.key or job.request_id for job in new_jobs))
@@ -50,18 +52,18 @@ def create(
     if is_loaded:
         assign_queues(tx, distinct_jobs)
         load_jobs(tx, new_jobs, shared=shared)
-    existing = {} if is_loaded else _insert_or_find(tx, distinct_jobs, on_conflict)
+    try:
+        existing = {} if is_loaded else _insert_or_find(tx, distinct_jobs, on_conflict)
+    except Conflict:
+        _remove(tx, distinct_jobs)
+        raise
     if not isinstance(new_jobs, UniformJobs):
         tx.record(CREATIONS, {job.id: job for job in new_jobs if job.id not in existing})
     return existing
 
 
 def _insert_or_find(tx: Transaction, new_jobs: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
-    """Insert jobs that may conflict with existing ones; return the latter by the ids of jobs not inserted.
-
-    Of several jobs none is inserted before all request ids are known to be new, because a caller may commit its own
-    transaction after a Conflict.
-    """
+    """Insert jobs that may conflict with existing ones; return the latter by the ids of jobs not inserted."""
     requested = [job for job in new_jobs if job.request_id]
     inserted: set[str] | None = None
     reserved: set[str] = set()
@@ -81,6 +83,16 @@ def _insert_or_find(tx: Transaction, new_jobs: Sequence[NewJob], on_conflict: st
         if job.id not in inserted and (holder := _resolve_conflict(tx, job, on_conflict)):
             existing[job.id] = holder
     return existing
+
+
+def _remove(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
+    """Remove the jobs and request ids that have been inserted in this transaction."""
+    tx.execute(delete(jobs).where(jobs.c.id == bindparam("job")), [{"job": job.id} for job in new_jobs])
+    if reserved := [
+        {"tenant": job.tenant_id, "request": job.request_id, "job": job.id} for job in new_jobs if job.request_id
+    ]:
+        own = (requests.c.tenant_id == bindparam("tenant")) & (requests.c.request_id == bindparam("request"))
+        tx.execute(delete(requests).where(own, requests.c.job_id == bindparam("job")), reserved)
 
 
 def ensure_tenants(tx: Transaction, ids: set[str], now: datetime) -> bool:
