@@ -88,6 +88,14 @@ def test_nul_is_refused_at_any_place(value: Any, path: str) -> None:
         encode(value)
 
 
+def test_integers_have_up_to_64_bits() -> None:
+    for fits in (-(2**63), 2**63, 2**64 - 1):
+        assert decode(encode({"k": fits})) == {"k": fits}
+    for too_large in (-(2**63) - 1, 2**64):
+        with pytest.raises(InvalidPayload, match=r"^payload\.k is an integer of more than 64 bits"):
+            encode({"k": too_large})
+
+
 def test_refusal_names_the_path() -> None:
     with pytest.raises(InvalidPayload, match=r"payload\.users\.1\.born"):
         encode({"users": [{}, {"born": object()}]})
