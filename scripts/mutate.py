@@ -34,7 +34,7 @@ from scripts.mutants import Mutant, find_mutants
 from scripts.mutation_results import Equivalent, ModuleResult, read_equivalent, read_results, write_result
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("engine", "store", "model", "tenancy", "api", "features")
+PACKAGES = ("engine", "store", "model", "tenancy", "api", "features", "targets")
 TEST_FOLDERS = ("unit", "conformance", "engine", "sim", "api", "push", "campaigns")  # in-process tests, fastest first
 # Tests of modules that they neither import nor are named after: path below src -> paths below tests.
 MORE_TESTS = {
