@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidPayload
-from timebell.model.payload import MAX_DEPTH, MAX_PAYLOAD_BYTES, decode, encode, sanitize_text
+from timebell.model.payload import MAX_PAYLOAD_BYTES, decode, encode, sanitize_text
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -66,17 +67,21 @@ def test_any_value_is_encoded_or_refused_with_a_message(value: Any) -> None:
         assert same(json.loads(encoded.encode()), json.loads(json.dumps(value)))
 
 
-def test_size_and_depth_limits_are_exact() -> None:
+def test_the_size_limit_is_exact() -> None:
     assert len(encode("x" * (MAX_PAYLOAD_BYTES - 2))) == MAX_PAYLOAD_BYTES == 65_536
     with pytest.raises(InvalidPayload) as large:
         encode("x" * (MAX_PAYLOAD_BYTES - 1))
     assert large.value.code == "PAYLOAD_TOO_LARGE"
-    nested: Any = 0
-    for _ in range(MAX_DEPTH):
-        nested = [nested]
-    assert same(decode(encode(nested)), nested)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner, 1), lambda inner: {"k": inner}])
+def test_the_depth_limit_is_exact(wrap: Callable[[Any], Any]) -> None:
+    nested: Any = None
+    for _ in range(32):
+        nested = wrap(nested)
+    assert encode(nested) == json.dumps(nested, separators=(",", ":"))
     with pytest.raises(InvalidPayload, match=r"^payload is nested deeper than 32 levels") as deep:
-        encode([nested])
+        encode(wrap(nested))
     assert deep.value.code == "PAYLOAD_TOO_DEEP"
 
 
