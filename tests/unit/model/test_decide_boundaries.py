@@ -17,6 +17,7 @@ from timebell.model.decide import (
     complete_after_failure,
     complete_expired,
     plan,
+    skip_paused,
     upcoming,
 )
 from timebell.model.job import JobState, Reason
@@ -64,6 +65,14 @@ def test_a_fixed_delay_has_jitter_and_no_catch_up_pace() -> None:
     share = crc32(f"s.{due.isoformat()}".encode()) / 4_294_967_296
     jittered = replace(schedule, policies=replace(schedule.policies, jitter=20.0))
     assert plan(jittered, due, 0) == Plan([Fire(due, None, due + timedelta(seconds=20 * share))])
+
+
+def test_a_pause_skips_nothing_before_the_cursor_or_after_the_last_occurrence() -> None:
+    due = T0 + 10 * MINUTE
+    delayed = build_schedule(Every("PT10M", since="last_end"), cursor=due)
+    assert skip_paused(delayed, due - MICROSECOND) == Plan(next_fire_at=due)
+    assert skip_paused(replace(delayed, next_fire_at=None), due) == Plan()
+    assert skipped(skip_paused(build_schedule(), T0 + MINUTE)) == {1: "paused"}
 
 
 def test_up_to_a_hundred_skips_have_a_row_each() -> None:
