@@ -34,7 +34,7 @@ from scripts.mutants import Mutant, find_mutants
 from scripts.mutation_results import Equivalent, ModuleResult, read_equivalent, read_results, write_result
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("engine", "store", "model", "tenancy", "api", "features")
+PACKAGES = ("engine", "store", "model", "tenancy", "api", "features", "targets")
 TEST_FOLDERS = ("unit", "conformance", "engine", "sim", "api", "push", "campaigns")  # in-process tests, fastest first
 # Tests of modules that they neither import nor are named after: path below src -> paths below tests.
 MORE_TESTS = {
@@ -150,17 +150,17 @@ def preload(root: Path, tests: list[Path], wall: float) -> Outcome:
     return outcome
 
 
-def find_tests(root: Path, module: Path) -> list[Path]:
-    """Return the test files of a module: named after it, importing it, or listed in MORE_TESTS."""
+def find_tests(root: Path, module: Path) -> list[list[Path]]:
+    """Return the unit tests of a module, and its other tests: named after it, importing it, or in MORE_TESTS."""
     name = ".".join(module.relative_to(root / "src").with_suffix("").parts)
     listed = {root / "tests" / test for test in MORE_TESTS.get(module.relative_to(root / "src").as_posix(), [])}
-    found: list[Path] = []
+    stages: list[list[Path]] = [[], []]
     for folder in TEST_FOLDERS:
         for test in sorted((root / "tests" / folder).rglob("test_*.py")):
             named = test.stem == f"test_{module.stem}" or test.stem.startswith(f"test_{module.stem}_")
             if named or test in listed or name in _imported_names(test):
-                found.append(test)
-    return found
+                stages[folder != "unit"].append(test)
+    return [tests for tests in stages if tests]
 
 
 def _imported_names(test: Path) -> Iterator[str]:
@@ -173,25 +173,48 @@ def _imported_names(test: Path) -> Iterator[str]:
 
 
 def run_module(root: Path, module: str, mutants: list[Mutant], end: float) -> Iterator[tuple[Mutant, str, float]]:
-    """Run mutants until the time `end`; yield each with its status and the CPU time of the tests without a mutant."""
+    """Run mutants until the time `end`; yield each with its status and the CPU time of the tests without a mutant.
+
+    Tests that are not unit tests take longer; they run if a mutant survives the unit tests.
+    """
     path = root / "src" / module
-    source, tests = path.read_text(), find_tests(root, path)
-    if not tests:
+    source, stages = path.read_text(), find_tests(root, path)
+    if not stages:
         yield from ((mutant, UNTESTED, 0.0) for mutant in mutants)
         return
+    measured: list[Outcome] = []
+    for mutant in mutants:
+        if time.monotonic() >= end:
+            return
+        finder = _MutantFinder(module.removesuffix(".py").replace("/", "."), path, mutant.compile(source, str(path)))
+        status = SURVIVED
+        for stage, tests in enumerate(stages):
+            if stage == len(measured) and not _measure(root, module, tests, end, measured):
+                return
+            outcome = _run_mutant(root, tests, finder, measured[stage], end)
+            if outcome.code is None and time.monotonic() >= end:
+                return
+            if outcome.code != 0:
+                status = KILLED
+                break
+        yield mutant, status, sum(base.cpu for base in measured)
+
+
+def _measure(root: Path, module: str, tests: list[Path], end: float, measured: list[Outcome]) -> bool:
+    """Append the result of the tests without a mutant; return whether they ended before the time `end`."""
     base = preload(root, tests, min(MAX_WALL_SECONDS, end - time.monotonic()))
     if base.code is None:
-        return
+        return False
     if base.code != 0:
         raise SystemExit(f"The tests of {module} fail without a mutant:\n{base.output}")
-    cpu, wall = (base.cpu * TIMEOUT_FACTOR + MIN_CPU_SECONDS, base.wall * TIMEOUT_FACTOR + MIN_WALL_SECONDS)
-    for mutant in mutants:
-        if time.monotonic() > end:
-            return
-        code = mutant.compile(source, str(path))
-        finder = _MutantFinder(module.removesuffix(".py").replace("/", "."), path, code)
-        outcome = run_tests(root, tests, lambda finder=finder: sys.meta_path.insert(0, finder), cpu, wall)  # type: ignore[misc]
-        yield mutant, SURVIVED if outcome.code == 0 else KILLED, base.cpu
+    measured.append(base)
+    return True
+
+
+def _run_mutant(root: Path, tests: list[Path], finder: _MutantFinder, base: Outcome, end: float) -> Outcome:
+    cpu, wall = base.cpu * TIMEOUT_FACTOR + MIN_CPU_SECONDS, base.wall * TIMEOUT_FACTOR + MIN_WALL_SECONDS
+    wall = min(wall, end - time.monotonic())
+    return run_tests(root, tests, lambda: sys.meta_path.insert(0, finder), cpu, wall)
 
 
 def select_modules(root: Path, given: list[str], *, check: bool) -> list[str]:

@@ -73,10 +73,12 @@ PAGE = """# Mutation testing
 <!-- Written by scripts/mutate.py from tests/mutation; do not edit. -->
 
 A mutant is the product with one small bug: a changed operator, constant, condition or argument, or a removed statement.
-Each mutant runs against the tests of its module, on SQLite. It survives if all of them pass; then a test is missing, or
-the mutant behaves like the original and is listed in `tests/mutation/equivalent.toml` with the reason. The table lists
-the modules that were run completely. Each CI run repeats some of their mutants, chosen by commit, and fails if one
-survives that is not listed here.
+Each mutant runs against the unit tests of its module and, if they pass, against its other tests, on SQLite. It survives
+if all of them pass; then a test is missing, or the mutant behaves like the original and is listed in
+`tests/mutation/equivalent.toml` with the reason. The table lists the modules that were run completely. Each CI run
+repeats some of their mutants, chosen by commit, and fails if one survives that is not listed here.
+
+Tests whose name or parameters contain `postgres` or `mariadb` are left out.
 
 ```text
 make mutate                                            # all modules: many hours

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timebell.api.client_address import TrustedProxies, client_network
+from timebell.api.client_address import TrustedProxies, client_network, has_forwarded_header
 from timebell.errors import InvalidInput
 
 PROXIES = TrustedProxies("127.0.0.0/8, 10.0.0.0/8, 2001:db8:1::/48")
@@ -53,6 +53,13 @@ def test_a_client_cannot_invent_its_address(invented: list[str]) -> None:
 def test_repeated_headers_are_one_list() -> None:
     headers = [(b"x-forwarded-for", b"1.1.1.1"), (b"x-forwarded-for", b"203.0.113.9")]
     assert PROXIES.find_client("10.0.0.1", headers) == "203.0.113.9"
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [([b"x-forwarded-for"], True), ([b"host", b"forwarded"], True), ([b"host"], False), ([], False)]
+)
+def test_headers_of_proxies_are_found(names: list[bytes], found: bool) -> None:
+    assert has_forwarded_header([(name, b"") for name in names]) is found
 
 
 def test_an_ipv6_client_is_counted_by_its_64_bit_network() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from timebell import Arrived, Cron, JobSpec, Timebell
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.preconditions import lookup_field
 from timebell.store.tenancy import monthly_quota, tenants
 
 from .world import QUIET, START, Log, World, after, engine, jobs, offset, outcomes, virtual
@@ -135,21 +134,6 @@ async def test_an_invalid_condition_is_refused_before_anything_is_written(world:
             await app.schedule_repeat("t", Cron("0 * * * *"), **options)
         assert refused.value.code == code
     assert await jobs(app) == []
-
-
-def test_a_condition_field_is_a_payload_field_a_path_or_metadata() -> None:
-    payload, metadata = (
-        {"a": 1, "b.c": 2, "d": {"e": {"f": 3}}, "metadata": {"x": 4}},
-        {"owner_id": "ana", "source": "crm"},
-    )
-    for field, found in {
-        "a": 1, "b.c": 2, "d.e.f": 3, "payload.d.e": {"f": 3}, "payload": payload, "payload.metadata.x": 4,
-        "metadata.ownerId": "ana", "metadata.owner_id": "ana", "metadata.source": "crm", "metadata": {"x": 4},
-        "d.e.g": None, "a.b": None, "metadata.none": None, "nothing": None,
-    }.items():  # fmt: skip
-        assert lookup_field(field, payload, metadata) == found, field
-    assert lookup_field("payload", "text", {}) == "text"
-    assert lookup_field("a", ["a"], {}) is None
 
 
 def test_a_query_runs_before_each_delivery_and_the_job_waits_while_it_fails(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_the_runner_reports_exactly_the_mutants_that_no_test_detects(toy: Path) 
     assert read_results(toy)["toy/limits.py"] == result
 
 
+def test_other_tests_run_if_a_mutant_survives_the_unit_tests(toy: Path) -> None:
+    other = toy / "tests/engine/test_other.py"
+    other.parent.mkdir()
+    other.write_text(
+        "from toy.limits import allow\ndef test_allow():\n    open('runs', 'a').write('x')\n    assert allow(2)\n"
+    )
+    done = _mutate(toy, "--modules", "toy/limits.py")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (
+        0,
+        "3 killed, 0 survived, 0 known survivor, 0 untested",
+    )
+    assert (toy / "runs").read_text() == "xx"  # without a mutant, and for the survivor of the unit tests
+
+
 def test_a_run_without_mutants_fails(toy: Path) -> None:
     assert _mutate(toy, "--modules", "toy/limits.py", "--budget", "0").returncode == 2
     assert _mutate(toy, "--check").returncode == 2  # no module has results

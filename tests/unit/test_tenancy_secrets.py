@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from timebell.errors import Refused
-from timebell.model.target import MASK, fill_secrets, mask_secrets, secret_names
 from timebell.tenancy.secrets import KEY_BYTES, Keyring
 
 LOCATION = ("acme", "timebell_secrets", "stripe", "value", 1)
@@ -78,20 +77,6 @@ def test_rewrapped_data_key_decrypts_existing_values() -> None:
 
 def test_repr_contains_no_key() -> None:
     assert "first" not in repr(Keyring("first"))
-
-
-def test_options_are_filled_and_texts_are_masked() -> None:
-    options = {"url": "https://x", "headers": {"a": {"secret": "k"}, "b": "plain"}, "list": [{"secret": "l"}],
-               "not": {"secret": "k", "more": 1}}  # fmt: skip
-    assert secret_names(options) == {"k", "l"}
-    assert fill_secrets(options, {"k": "one", "l": "two"}) == {
-        "url": "https://x", "headers": {"a": "one", "b": "plain"}, "list": ["two"], "not": {"secret": "k", "more": 1},
-    }  # fmt: skip
-    secrets = ('pass"word', "pass", "a-very-long-secret")
-    texts = {"a": ['x pass"word y', r'{"k": "pass\"word"}', "pass"], "n": 3, "pass": None}
-    assert mask_secrets(texts, secrets) == {"a": [f"x {MASK} y", f'{{"k": "{MASK}"}}', MASK], "n": 3, MASK: None}
-    assert mask_secrets("cut off at a-very-lon", secrets) == f"cut off at {MASK}"
-    assert mask_secrets("text", ()) == "text"
 
 
 def test_key_derivation_matches_hkdf_of_another_library() -> None:

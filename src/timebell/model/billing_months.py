@@ -40,4 +40,4 @@ def forecast_exhaustion(used: int, limit: int | None, now: datetime, timezone: s
 
 def _local_month_start(now: datetime, timezone: str | None) -> datetime:
     local = zone(timezone or "UTC").local(now)
-    return local.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
+    return local.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)

@@ -91,8 +91,8 @@ def record_starts(starts: StartHistory, rate: int, per: int, now: int, count: in
     one. This bounds the history, and never makes a start appear earlier than it was.
     """
     history = recent_starts(starts, per, now)
-    bucket = per // RATE_BUCKETS if rate > RATE_BUCKETS else 0
-    if history and (history[-1][0] == now or (bucket and history[-1][0] // bucket == now // bucket)):
+    bucket = per // RATE_BUCKETS if rate > RATE_BUCKETS else 1
+    if history and history[-1][0] // bucket == now // bucket:
         count += history.pop()[1]
     return [*history, (now, count)]
 

@@ -33,6 +33,7 @@ _EXPRESSION = re.compile(
     r"(?P<optional>\?)?\s*(?:\|\s*(?P<form>strings?)\s*)?"
 )
 _PATH_PART = re.compile(r"\"([^\"]+)\"|([^.\"]+)")
+_POSITION = re.compile(r"\d{1,9}", re.ASCII)
 _SYNTAX = "Write {{payload.title}}, {{payload.title?}} where it may be absent, {{payload.count|string}} for text."
 _ABSENT: Any = object()
 
@@ -160,8 +161,8 @@ def _lookup(source: Any, path: tuple[str, ...]) -> Any:
     for part in path:
         if isinstance(source, Mapping):
             source = source.get(part, _ABSENT)
-        elif isinstance(source, list) and part.isascii() and part.isdigit() and int(part[:9]) < len(source):
-            source = source[int(part[:9])]
+        elif isinstance(source, list) and _POSITION.fullmatch(part) and int(part) < len(source):
+            source = source[int(part)]
         else:
             return _ABSENT
     return source

@@ -33,10 +33,7 @@ def encode(value: Any, field: str = "payload", *, limit: int = MAX_PAYLOAD_BYTES
     Raises InvalidPayload (PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE) with the path below `field`.
     """
     _check(value, field, 0)
-    try:
-        text = orjson.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidPayload(f"{field} is not JSON: {error}.") from error
+    text = orjson.dumps(value)
     if len(text) > limit:
         raise InvalidPayload(
             f"{field} is {len(text):,} bytes of JSON; the limit is {limit:,}.",

@@ -131,7 +131,7 @@ def fill_secrets(options: Any, values: Mapping[str, str]) -> Any:
 
 def mask_secrets(value: Any, secrets: Collection[str]) -> Any:
     """Return a string or JSON value with all occurrences of these secrets replaced by MASK."""
-    if not secrets or value is None:
+    if not secrets:
         return value
     if isinstance(value, str):
         return _mask_text(value, secrets)

@@ -28,9 +28,9 @@ def verify_attempt_token(secret: str | None, job_id: str, token: str) -> int:
         attempt_token(None, job_id, attempt)
     ]
     presented = token.encode(errors="replace")
-    if not [valid for valid in expected if hmac.compare_digest(valid.encode(), presented)] or not is_number:
+    if not [valid for valid in expected if hmac.compare_digest(valid.encode(), presented)]:
         raise Refused(
             "The token does not belong to an attempt of this job.", code="INVALID_TOKEN",
             fix="Send the timebell-token header of the delivery unchanged.",
         )  # fmt: skip
-    return int(number)
+    return attempt

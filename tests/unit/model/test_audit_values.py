@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
+import pytest
 
 from timebell.model.audit_values import (
     MASK,
@@ -69,6 +72,91 @@ def test_content_is_not_recorded_but_its_change_is() -> None:
     assert states == ({"payload": NOT_RECORDED}, {"payload": NOT_RECORDED})
     assert list_changes(*states) == [FieldChange("/payload", NOT_RECORDED, NOT_RECORDED)]
     assert describe_change({"id": "1", "payload": 1}, {"id": "1", "payload": 1}) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "recorded"),
+    [
+        ({"id": "1", "a": 1}, {"id": "1", "b": 2}, {"a": 1, "b": None}),  # other fields of the same object
+        ({"name": "x", "a": 1}, {"name": "x"}, {"a": 1}),
+        ({"id": "1", "a": 1}, {"id": "2", "b": 2}, None),
+        ({"a": 1}, {"b": 2}, None),
+        ({"a": 1}, {"a": 2}, {"a": 1}),
+    ],
+)
+def test_two_states_are_compared_if_they_have_the_same_fields_or_id_and_name(
+    before: dict[str, Any], after: dict[str, Any], recorded: Any
+) -> None:
+    assert describe_change(before, after)[0] == recorded
+
+
+def test_numbers_are_recorded_except_in_content() -> None:
+    states = describe_change(
+        {"id": "1", "payload": 1, "result": None, "tokenSeconds": 60, "token": None},
+        {"id": "1", "payload": 2, "result": True, "tokenSeconds": 90, "token": "s3cret"},
+    )
+    assert states == (
+        {"payload": NOT_RECORDED, "result": None, "tokenSeconds": 60, "token": None},
+        {"payload": NOT_RECORDED, "result": NOT_RECORDED, "tokenSeconds": 90, "token": MASK},
+    )
+
+
+def test_differences_are_json_pointers() -> None:
+    assert list_changes({"a": {}, "b": None, "c": [1]}, {"a": {"x": 1}, "b": {"y": {}}, "d~/e": 2}) == [
+        FieldChange("/a/x", None, 1),
+        FieldChange("/b/y", None, {}),
+        FieldChange("/c", [1], None),
+        FieldChange("/d~0~1e", None, 2),
+    ]
+    assert list_changes(None, {"a": 1}) == [FieldChange("/a", None, 1)]
+
+
+def test_the_name_of_an_object_is_its_name_or_title() -> None:
+    assert object_name(None, [1], {"title": "t"}, {"name": "a"}) == "t"
+    assert object_name({"name": "x" * 201}) == "x" * 200
+    assert object_name({"name": 5}, {}) is None
+
+
+def _recorded(state: dict[str, Any]) -> dict[str, Any]:
+    _, after = describe_change(None, state)
+    assert after is not None
+    return after
+
+
+def test_long_texts_and_lists_are_cut() -> None:
+    state = {"text": "x" * 1000, "long": "y" * 1001, "items": list(range(50)), "many": list(range(51))}
+    assert _recorded(state) == {
+        "text": "x" * 1000, "long": "y" * 1000 + "...", "items": list(range(50)), "many": [*range(50), "... 1 more"],
+    }  # fmt: skip
+
+
+def _wrapped(value: Any, levels: int, *, in_lists: bool = False) -> Any:
+    for _ in range(levels):
+        value = [value] if in_lists else {"x": value}
+    return value
+
+
+def test_eight_levels_are_recorded() -> None:
+    assert _recorded(_wrapped("a", 7)) == _wrapped("a", 7)
+    assert _recorded(_wrapped("a", 8)) == _wrapped(NOT_RECORDED, 8)
+    assert _recorded(_wrapped({"y": "a"}, 20)) == _wrapped(NOT_RECORDED, 8)
+    assert _recorded({"x": _wrapped("a", 6, in_lists=True)}) == {"x": _wrapped("a", 6, in_lists=True)}
+    assert _recorded({"x": _wrapped("a", 7, in_lists=True)}) == {"x": _wrapped(NOT_RECORDED, 7, in_lists=True)}
+
+
+def test_the_name_of_a_secret_is_recorded_within_an_object() -> None:
+    reference = {"token": {"secret": "billing-key"}}
+    assert _recorded(reference) == {"token": MASK}
+    assert _recorded(_wrapped(reference, 1)) == _wrapped(reference, 1)
+    assert _recorded(_wrapped(reference, 6)) == _wrapped(reference, 6)
+    assert _recorded(_wrapped(reference, 7)) == _wrapped({"token": {"secret": NOT_RECORDED}}, 7)
+
+
+@pytest.mark.parametrize(("length", "recorded"), [(156, {"h", "f"}), (157, {"z"})])
+def test_fields_are_recorded_until_8_kib(length: int, recorded: set[str]) -> None:
+    eight = {f"f{number}": "x" * 1000 for number in range(8)}  # 1004 bytes each: name, text and quotes
+    after = _recorded({**eight, "ha": "x" * length, "z": 1})
+    assert {name[0] for name, value in after.items() if value != NOT_RECORDED} == {"f"} | recorded
 
 
 def test_large_states_are_bounded() -> None:

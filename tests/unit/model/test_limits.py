@@ -53,6 +53,14 @@ def test_starts_are_recorded_individually_for_small_rates_and_in_buckets_for_lar
     assert record_starts([(0, 1)], 1000, 10 * S, 1, 2) == [(1, 3)]
     assert record_starts([(0, 1)], 1000, 10 * S, 10 * S // RATE_BUCKETS, 2) == [(0, 1), (10 * S // RATE_BUCKETS, 2)]
     assert record_starts([(0, 1)], 5, 10 * S, 10 * S, 1) == [(10 * S, 1)]
+    assert record_starts([(0, 1), (S, 2)], 1000, 10 * S, S + 1, 3) == [(0, 1), (S + 1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "at", "merged"), [(51, 199_999, True), (51, 200_000, False), (50, 1, False), (50, 0, True)]
+)
+def test_starts_at_a_rate_above_50_are_merged_in_50_parts_of_the_period(rate: int, at: int, merged: bool) -> None:
+    assert record_starts([(0, 1)], rate, 10 * S, at, 1) == ([(at, 2)] if merged else [(0, 1), (at, 1)])
 
 
 @given(
@@ -149,7 +157,8 @@ def test_round_robin_gives_each_tenant_one_before_any_has_two() -> None:
         ({"rate": 0}, "INVALID_RATE"),
         ({"rate": 0.1}, "INVALID_RATE"),
         ({"rate": "9"}, "INVALID_RATE"),
-        ({"rate": 10**7}, "INVALID_RATE"),
+        ({"rate": 1_000_001}, "INVALID_RATE"),
+        ({"concurrency": 1_000_001}, "INVALID_CONCURRENCY"),
         ({"rate": 1, "per": 0}, "INVALID_DURATION"),
         ({"rate": 1, "per": timedelta(0)}, "INVALID_DURATION"),
     ],
@@ -164,3 +173,6 @@ def test_invalid_limits_are_refused(given: dict[str, object], code: str) -> None
 def test_limits_are_parsed() -> None:
     assert Limits.parse(None, 5, timedelta(minutes=1), None) == Limits(rate=5, per=60.0)
     assert Limits.parse(None, None, 1.0, None) == Limits()
+    assert Limits.parse(1, 1_000_000, 0.001, 1_000_000) == Limits(
+        concurrency=1, rate=1_000_000, per=0.001, concurrency_per_group=1_000_000
+    )

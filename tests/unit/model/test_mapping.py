@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +43,7 @@ JSON = st.recursive(
         ("{{payload.section}}", None),
         ("{{payload.tags}}", ["a", {"b": None}]),
         ("{{payload.tags.0}}", "a"),
+        ("{{payload.tags.000000001}}", {"b": None}),
         ('{{payload."odd.name"}}', "dotted"),
         ("{{payload.이름}}", "한글"),
         ("{{payload.version|string}}", "0"),
@@ -59,6 +61,7 @@ JSON = st.recursive(
         ({"a": "{{payload.absent.deeper?|string}}"}, {}),
         ({"a": "id {{payload.absent?}}"}, {}),
         (["{{payload.absent?}}", "{{payload.version?|string}}"], ["0"]),
+        ({"a": "{{payload.tags.0000000001?}}", "b": "{{payload.tags.٠?}}"}, {}),
         ({"a": "{{payload.tags.7?}}", "b": "{{payload.tags.a?}}", "c": "{{payload.division.x?}}"}, {}),
         ({"a": {"b": ["{{payload.chapter}}"]}}, {"a": {"b": [22]}}),
     ],
@@ -130,9 +133,36 @@ def test_invalid_template_is_refused_on_creation(template: Any) -> None:
     assert caught.value.code == "INVALID_TEMPLATE"
 
 
-def test_unknown_root_suggests_a_similar_name() -> None:
-    with pytest.raises(InvalidInput, match=r"Did you mean payload\?"):
-        mapping.check_template({"a": "{{paylod.x}}"}, ROOTS)
+SYNTAX = "Write {{payload.title}}, {{payload.title?}} where it may be absent, {{payload.count|string}} for text."
+KNOWN = "It is one of: attempt, payload, scheduleName, topic."
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "fix"),
+    [
+        ("{{payload.a?}}", "template is a single string, which cannot be omitted.", "Remove the ?."),
+        ({"a": ["{{paylod.x}}"]}, "template.a.0 uses 'paylod', which no delivery has.",
+         f"Did you mean payload? {KNOWN}"),
+        ({"a": "{{other.x}}"}, "template.a uses 'other', which no delivery has.", KNOWN),
+        ({"a": {"{{x}}": 1}}, "template.a has a placeholder in the name '{{x}}'.", "Only values are filled in."),
+        ({"a": "{{1+1}}"}, "template.a has '{{1+1}}', which is not a placeholder.", SYNTAX),
+        ({"a": "x }}"}, "template.a has unmatched braces.", SYNTAX + " Two literal braces: {{'{{'}}."),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_place_and_the_fix(template: Any, message: str, fix: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        mapping.check_template(template, ROOTS)
+    assert (refused.value.message, refused.value.fix) == (message, fix)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_a_template_has_up_to_32_levels(wrap: Callable[[Any], Any]) -> None:
+    template: Any = "{{topic}}"
+    for _ in range(32):
+        template = wrap(template)
+    mapping.check_template(template, ROOTS)
+    with pytest.raises(InvalidInput, match=r"^template is nested deeper than 32 levels\.$"):
+        mapping.check_template(wrap(template), ROOTS)
 
 
 def test_paths_reach_only_json_values() -> None:

@@ -1,4 +1,4 @@
-"""Pure functions of triggers: offsets, column values, recipients, reconciliation and conditions."""
+"""Pure functions of triggers: offsets, column values, recipients and reconciliation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from timebell.features.triggers.model.trigger import (
     parse_version,
     reconcile,
 )
-from timebell.model.condition import evaluate
-from timebell.model.condition import parse_comparisons as read_condition
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
 ZERO = FiringKey("0")
@@ -241,49 +239,6 @@ def test_reconciling_twice_changes_nothing_more(
         place: instant for place, instant in desired.items()
         if instant > T0 and not (place in firings and firings[place].fired_at == instant)
     }  # fmt: skip
-
-
-FIELDS = {"status": "active", "age": 18, "tags": [], "ok": True}
-
-
-@pytest.mark.parametrize(
-    ("condition", "holds"),
-    [
-        (None, True),
-        ({"status": "active"}, True),
-        ({"status": "done"}, False),
-        ([{"field": "age", "op": "ge", "value": 18}], True),
-        ([{"field": "age", "op": "gt", "value": 18}], False),
-        ([{"field": "age", "op": "lt", "value": "20"}], False),  # numbers and strings are not ordered
-        ([{"field": "status", "op": "in", "value": ["active", "late"]}], True),
-        ([{"field": "status", "op": "not_in", "value": ["active"]}], False),
-        ([{"field": "tags", "op": "empty"}, {"field": "none", "op": "empty"}], True),
-        ([{"field": "status", "op": "not_empty"}, {"field": "status", "op": "ne", "value": "active"}], False),
-        ([{"field": "ok", "op": "eq", "value": 1}], False),
-        ([{"field": "none", "op": "eq", "value": None}], True),
-    ],
-)
-def test_conditions_are_evaluated(condition: Any, holds: bool) -> None:
-    verdict = evaluate(read_condition(condition), FIELDS)
-    assert verdict.holds is holds
-    assert (verdict.failed is None) is holds
-    assert set(verdict.inputs) <= {*FIELDS, "none"}
-    assert [one.to_json() for one in read_condition(read_condition(condition))] == [
-        one.to_json() for one in read_condition(condition)
-    ]
-
-
-@pytest.mark.parametrize(
-    "condition",
-    ["status", [{"field": "a"}], [{"field": "a", "op": "like", "value": "x"}], [{"field": "a", "op": "eq"}], [5],
-     [{"field": "a", "op": "empty", "value": 1}], [{"field": "a", "op": "in", "value": "abc"}],
-     [{"field": "a", "op": "lt", "value": True}], [{"field": "", "op": "empty"}],
-     [{"field": "a", "op": "empty", "no": 1}], [{"field": "a", "op": "empty"}] * 21],
-)  # fmt: skip
-def test_invalid_condition_is_refused(condition: Any) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        read_condition(condition)
-    assert refused.value.code == "INVALID_CONDITION"
 
 
 @given(
