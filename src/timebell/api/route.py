@@ -138,7 +138,7 @@ class ApiRoute(APIRoute):
         }
 
         async def handle(request: Request) -> Response:
-            if "\0" in request.url.path or "%00" in request.url.query:
+            if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
                 raise InvalidInput("The URL contains a NUL character.", code="INVALID_URL", fix="Remove it.")
             authenticator: Authenticator = request.app.state.authenticator
             app = authenticator.app

@@ -11,7 +11,6 @@ from functools import partial
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
-from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,13 +41,13 @@ CORS_REQUEST_HEADERS = (
 CORS_RESPONSE_HEADERS = (
     "ETag", "Location", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy", "Request-Id", "Retry-After",
 )  # fmt: skip
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+SECURITY_HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
+     b" form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)  # fmt: skip
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -107,9 +106,10 @@ class HttpApp:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in (SECURITY_HEADERS | response_headers).items():
-                    headers.setdefault(name, value)
+                sent = list(message.get("headers", ()))
+                names = {name for name, _ in sent}
+                own = [(name.lower().encode(), value.encode("latin-1")) for name, value in response_headers.items()]
+                message["headers"] = sent + [each for each in (*SECURITY_HEADERS, *own) if each[0] not in names]
             await send(message)
 
         if scope["type"] == "http":
