@@ -126,12 +126,15 @@ class HttpApp:
             await self.authenticator.capacity.turns.run(network, request)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the body of a request if it is small, and pass it on.
+        """Wait for the body of a request if it is small, and pass it on, also as `body` in the state of the request.
 
         Most requests have small bodies, which arrive with their heads. Those that do not arrive cost nothing more than
         a timer, as they are not authenticated. Larger bodies are read later, within the limits of `ArrivingBodies`.
         """
-        if scope["type"] == "http" and _has_small_body(scope["headers"]):
+        size = _small_body_size(scope["headers"]) if scope["type"] == "http" else None
+        if size == 0:
+            scope["state"]["body"] = b""
+        elif size is not None:
             try:
                 async with asyncio.timeout(SMALL_BODY_TIMEOUT_SECONDS):
                     body = await _receive_body(receive)
@@ -143,6 +146,7 @@ class HttpApp:
                 return
             if body is None:  # the client has disconnected
                 return
+            scope["state"]["body"] = body
             receive = _receive_again(body, receive)
         await self._route(scope, receive, send)
 
@@ -157,7 +161,8 @@ class HttpApp:
                 await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
                 return
         if method == "HEAD" and "GET" in allowed_methods(self._fastapi.router.routes, scope):
-            scope["state"]["is_head"] = True  # `_receive_head` does not tell whether the client has disconnected
+            # `_receive_head` does not tell whether the client has disconnected.
+            scope["state"].update(body=b"", is_head=True)
             await application({**scope, "method": "GET"}, _receive_head(), _without_body(send))
             return
         await application(scope, receive, send)
@@ -201,11 +206,20 @@ async def _receive_disconnect() -> Message:
     return {"type": "http.disconnect"}
 
 
-def _has_small_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    lengths = [value for name, value in headers if name == b"content-length"]
+def _small_body_size(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Return the size of the body of a request; None if it is not known to be at most SMALL_BODY_BYTES."""
+    lengths = []
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            lengths.append(value)
+    if not lengths:
+        return 0
     if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > len(str(SMALL_BODY_BYTES)):
-        return False
-    return 0 < int(lengths[0]) <= SMALL_BODY_BYTES
+        return None
+    size = int(lengths[0])
+    return size if size <= SMALL_BODY_BYTES else None
 
 
 async def _receive_body(receive: Receive) -> bytes | None:
