@@ -62,10 +62,10 @@ def read_json(data: bytes, field: str = "body", *, limit: int = MAX_BODY_BYTES) 
         raise InvalidPayload(
             f"{field} is {len(data):,} bytes; the limit is {limit:,}.", code="PAYLOAD_TOO_LARGE", fix="Send less."
         )
-    if _max_nesting(data) > MAX_DEPTH:
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _max_nesting(data) > MAX_DEPTH:
         raise _too_deep(field)
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique_object, parse_int=_parse_integer)
+        value = _DECODER.decode(data.decode())
     except InvalidPayload as error:
         raise InvalidPayload(f"{field} {error.message}", fix=error.fix) from None
     except ValueError as error:  # includes JSONDecodeError and UnicodeDecodeError
@@ -90,6 +90,9 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_integer(digits: str) -> int:
     return int(digits[:21])  # 64-bit integers have at most 20 characters: a truncated number is rejected later
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_object, parse_int=_parse_integer)
 
 
 def sanitize_text(text: str, max_length: int) -> str:
