@@ -31,7 +31,7 @@ def test_connections_returned_after_the_close_are_terminated(postgres_url: str) 
 
         async def asked() -> None:
             async with store.begin() as connection:
-                await connection.execute(text(LOCK))
+                await store.join(connection, locked)
 
         async def until(query: str, count: int) -> None:
             async with asyncio.timeout(60):

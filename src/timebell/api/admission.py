@@ -23,6 +23,7 @@ MAX_CONCURRENT_HASHES = 2  # password hashes computed simultaneously: each takes
 MAX_ARRIVING_PER_OWNER = 100  # bodies under way per client network, and per tenant
 MAX_WAITING_PER_OWNER = 200  # requests of one tenant that wait for a slot
 REFUSAL_DELAY_SECONDS = 1.0  # of a refusal without waiting: a client that is refused at once may try again at once
+UNWATCHED_WAIT_SECONDS = 0.1  # for a slot; a task that watches its client costs more than most requests wait
 MAX_WAIT_SECONDS = 10.0  # for a slot; most clients give up before
 MAX_STEPS_PER_PASS = 8  # of requests of one client in a pass of the event loop: a few milliseconds
 SHARED_LOOP_SECONDS = 0.05  # after steps of two clients; most requests take less from one step to the next
@@ -232,27 +233,37 @@ class FairSlots:
         is_full = len(self._waiting.get(owner, ())) >= MAX_WAITING_PER_OWNER
         if not is_full:
             self._waiting.setdefault(owner, deque()).append(turn)
-        gone = None if disconnected is None else asyncio.ensure_future(disconnected())
         try:
-            await asyncio.wait(
-                {turn} if gone is None else {turn, gone},
-                timeout=REFUSAL_DELAY_SECONDS if is_full else MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED,
-            )  # fmt: skip
+            if not is_full:
+                await asyncio.wait({turn}, timeout=min(UNWATCHED_WAIT_SECONDS, MAX_WAIT_SECONDS))
             if not turn.done():
-                if gone is not None and gone.done():
-                    raise ClientGone
-                if is_full:
-                    raise TooBusy("Too many requests of this tenant wait.", fix="Send fewer requests at the same time.")
-                raise TooBusy(f"No capacity was free for {MAX_WAIT_SECONDS:g} s.", fix="Retry later.")
+                await self._wait_watching(turn, disconnected, is_full=is_full)
         except BaseException:
             if turn.done():  # cancelled after its turn came
                 self._release(owner)
             elif not is_full:
                 self._forget(owner, turn)
             raise
+
+    async def _wait_watching(
+        self, turn: asyncio.Future[None], disconnected: Callable[[], Awaitable[object]] | None, *, is_full: bool
+    ) -> None:
+        """Wait for a turn, and give up if the client closes its connection. Raises TooBusy, ClientGone."""
+        gone: asyncio.Future[Any] | None = None if disconnected is None else asyncio.ensure_future(disconnected())
+        try:
+            await asyncio.wait(
+                {turn} if gone is None else {turn, gone},
+                timeout=REFUSAL_DELAY_SECONDS if is_full else MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED,
+            )  # fmt: skip
         finally:
             if gone is not None:
                 gone.cancel()
+        if not turn.done():
+            if gone is not None and gone.done():
+                raise ClientGone
+            if is_full:
+                raise TooBusy("Too many requests of this tenant wait.", fix="Send fewer requests at the same time.")
+            raise TooBusy(f"No capacity was free for {MAX_WAIT_SECONDS:g} s.", fix="Retry later.")
 
     def _forget(self, owner: Hashable, turn: asyncio.Future[None]) -> None:
         self._waiting[owner].remove(turn)

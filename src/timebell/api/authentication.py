@@ -116,7 +116,7 @@ class Authenticator:
         if (caller := getattr(request.state, "caller", None)) is not None:
             return caller  # type: ignore[no-any-return]  # set by a dashboard page that has authenticated the user
         address = request.client.host if request.client else ""
-        if f"tb_{keys.ENVIRONMENT}_" in request.url.query:
+        if f"tb_{keys.ENVIRONMENT}_".encode() in request.scope["query_string"]:
             raise InvalidInput(
                 "API keys must not be sent in the URL, because URLs are logged.", code="KEY_IN_URL",
                 fix="Send Authorization: Bearer <key>, and revoke this key.",

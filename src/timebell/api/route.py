@@ -138,7 +138,7 @@ class ApiRoute(APIRoute):
         }
 
         async def handle(request: Request) -> Response:
-            if "\0" in request.url.path or "%00" in request.url.query:
+            if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
                 raise InvalidInput("The URL contains a NUL character.", code="INVALID_URL", fix="Remove it.")
             authenticator: Authenticator = request.app.state.authenticator
             app = authenticator.app
@@ -424,16 +424,11 @@ class ReportTooSlow(TimebellError):
     code = "REPORT_TOO_SLOW"
 
 
-async def _read_body(request: Request, capacity: Capacity, caller: Caller) -> None:
-    """Read and parse the body. Raises BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, InvalidInput."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY_BYTES:  # int() refuses 4,301 digits
-        raise BodyTooLarge(MAX_BODY_BYTES)
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
+async def _receive_body(request: Request, capacity: Capacity, caller: Caller) -> bytes:
+    """Receive a body that has not arrived with the head of its request. Raises BodyTooLarge, BodyTooSlow."""
     owners = client_network(caller.address), ("tenant", caller.tenant_id)
     try:
-        body = await capacity.bodies.read(request.stream(), BODY_TIMEOUT_SECONDS, MAX_BODY_BYTES, *owners)
+        return await capacity.bodies.read(request.stream(), BODY_TIMEOUT_SECONDS, MAX_BODY_BYTES, *owners)
     except ClientDisconnect:
         raise BodyTooSlow(
             "The client disconnected before sending the whole body.", fix="Send the request again."
@@ -443,6 +438,18 @@ async def _read_body(request: Request, capacity: Capacity, caller: Caller) -> No
             f"The body did not arrive within {BODY_TIMEOUT_SECONDS:g} s, or newer ones of this client displaced it.",
             fix="Send the request again, and its body at once.",
         ) from None
+
+
+async def _read_body(request: Request, capacity: Capacity, caller: Caller) -> None:
+    """Read and parse the body. Raises BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, InvalidInput."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY_BYTES:  # int() refuses 4,301 digits
+        raise BodyTooLarge(MAX_BODY_BYTES)
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
+    body: bytes | None = getattr(request.state, "body", None)
+    if body is None:
+        body = await _receive_body(request, capacity, caller)
     request._body = body
     if not body:
         return

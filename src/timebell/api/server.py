@@ -11,7 +11,6 @@ from functools import partial
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
-from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,13 +41,13 @@ CORS_REQUEST_HEADERS = (
 CORS_RESPONSE_HEADERS = (
     "ETag", "Location", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy", "Request-Id", "Retry-After",
 )  # fmt: skip
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+SECURITY_HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
+     b" form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)  # fmt: skip
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -107,9 +106,10 @@ class HttpApp:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in (SECURITY_HEADERS | response_headers).items():
-                    headers.setdefault(name, value)
+                sent = list(message.get("headers", ()))
+                names = {name for name, _ in sent}
+                own = [(name.lower().encode(), value.encode("latin-1")) for name, value in response_headers.items()]
+                message["headers"] = sent + [each for each in (*SECURITY_HEADERS, *own) if each[0] not in names]
             await send(message)
 
         if scope["type"] == "http":
@@ -126,12 +126,15 @@ class HttpApp:
             await self.authenticator.capacity.turns.run(network, request)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the body of a request if it is small, and pass it on.
+        """Wait for the body of a request if it is small, and pass it on, also as `body` in the state of the request.
 
         Most requests have small bodies, which arrive with their heads. Those that do not arrive cost nothing more than
         a timer, as they are not authenticated. Larger bodies are read later, within the limits of `ArrivingBodies`.
         """
-        if scope["type"] == "http" and _has_small_body(scope["headers"]):
+        size = _small_body_size(scope["headers"]) if scope["type"] == "http" else None
+        if size == 0:
+            scope["state"]["body"] = b""
+        elif size is not None:
             try:
                 async with asyncio.timeout(SMALL_BODY_TIMEOUT_SECONDS):
                     body = await _receive_body(receive)
@@ -143,6 +146,7 @@ class HttpApp:
                 return
             if body is None:  # the client has disconnected
                 return
+            scope["state"]["body"] = body
             receive = _receive_again(body, receive)
         await self._route(scope, receive, send)
 
@@ -157,7 +161,8 @@ class HttpApp:
                 await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
                 return
         if method == "HEAD" and "GET" in allowed_methods(self._fastapi.router.routes, scope):
-            scope["state"]["is_head"] = True  # `_receive_head` does not tell whether the client has disconnected
+            # `_receive_head` does not tell whether the client has disconnected.
+            scope["state"].update(body=b"", is_head=True)
             await application({**scope, "method": "GET"}, _receive_head(), _without_body(send))
             return
         await application(scope, receive, send)
@@ -201,11 +206,20 @@ async def _receive_disconnect() -> Message:
     return {"type": "http.disconnect"}
 
 
-def _has_small_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    lengths = [value for name, value in headers if name == b"content-length"]
+def _small_body_size(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Return the size of the body of a request; None if it is not known to be at most SMALL_BODY_BYTES."""
+    lengths = []
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            lengths.append(value)
+    if not lengths:
+        return 0
     if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > len(str(SMALL_BODY_BYTES)):
-        return False
-    return 0 < int(lengths[0]) <= SMALL_BODY_BYTES
+        return None
+    size = int(lengths[0])
+    return size if size <= SMALL_BODY_BYTES else None
 
 
 async def _receive_body(receive: Receive) -> bytes | None:

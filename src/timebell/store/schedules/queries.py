@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, or_, select
 
 from timebell.model.job import JobState
 from timebell.model.page import Page
@@ -51,14 +52,14 @@ def list_schedules(
     `sort` is a key of SORT_KEYS; a leading minus reverses the order.
     """
     key, id_ = SORT_KEYS[sort.removeprefix("-")], schedules.c.id
-    order = [key.desc(), id_.desc()] if sort.startswith("-") else [key.asc(), id_.asc()]
-    query = select(schedules).order_by(*order).limit(limit + 1)
-    filters = {schedules.c.tenant_id: tenant_id, schedules.c.name: name, schedules.c.enabled: enabled}
-    query = query.where(*(column == value for column, value in filters.items() if value is not None))
+    query = _select_page(sort, of_all_tenants=tenant_id is None)
+    for column, wanted in ((schedules.c.name, name), (schedules.c.enabled, enabled)):
+        if wanted is not None:
+            query = query.where(column == wanted)
     json_filters = {"topic": topic} | {f"labels.{label}": value for label, value in labels.items()}
-    query = query.where(
-        *(_action_json_text(tx, path) == value for path, value in json_filters.items() if value is not None)
-    )
+    for path, value in json_filters.items():
+        if value is not None:
+            query = query.where(_action_json_text(tx, path) == value)
     if contains is not None:
         texts = (schedules.c.name, _action_json_text(tx, "topic"))
         query = query.where(or_(*(text.icontains(contains, autoescape=True) for text in texts)))
@@ -66,8 +67,20 @@ def list_schedules(
         position = select(key).where(id_ == after).scalar_subquery()
         is_beyond = (key < position, id_ < after) if sort.startswith("-") else (key > position, id_ > after)
         query = query.where(or_(is_beyond[0], and_(key == position, is_beyond[1])))
-    page = [schedule_from_row(row) for row in tx.execute(query)]
+    page = [schedule_from_row(row) for row in tx.execute(query, {"tenant_id": tenant_id, "limit": limit + 1})]
     return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
+
+
+@cache
+def _select_page(sort: str, *, of_all_tenants: bool) -> Select[Any]:
+    """Return the query of a page without its other filters, with the parameters `limit` and `tenant_id`.
+
+    Building it takes longer than executing it, so it is built once.
+    """
+    key, id_ = SORT_KEYS[sort.removeprefix("-")], schedules.c.id
+    order = [key.desc(), id_.desc()] if sort.startswith("-") else [key.asc(), id_.asc()]
+    query = select(schedules).order_by(*order).limit(bindparam("limit", type_=Integer))
+    return query if of_all_tenants else query.where(schedules.c.tenant_id == bindparam("tenant_id"))
 
 
 def count_schedules(tx: Transaction, tenant_id: str) -> dict[bool, int]:

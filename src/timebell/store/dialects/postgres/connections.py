@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool
 from sqlalchemy.util import greenlet_spawn
 
@@ -64,10 +64,10 @@ def engine_for(
     return engine
 
 
-async def close_connections(connections: Iterable[AsyncConnection], pool: Pool) -> None:
+async def close_connections(connections: Iterable[Connection], pool: Pool) -> None:
     """Close connections, gracefully if the server responds within 2 s."""
     assert isinstance(pool, QueuePool)
-    checked_out = [connection.close() for connection in connections]
+    checked_out = [greenlet_spawn(connection.close) for connection in connections]
     idle = [greenlet_spawn(lambda: pool.connect().invalidate()) for _ in range(pool.checkedin())]
     await asyncio.gather(*checked_out, *idle, return_exceptions=True)
 
@@ -112,24 +112,23 @@ def create_thread_engine(
     return engine
 
 
-async def connect_alive(engine: AsyncEngine) -> AsyncConnection:
-    """Check out a connection that the server has not closed while it was idle."""
+def connect_alive(engine: Engine) -> Connection:
+    """Check out a connection that the server has not closed while it was idle, in a greenlet."""
     while True:
-        if (connection := await discard_closed(await engine.connect())) is not None:
+        if (connection := discard_closed(engine.connect())) is not None:
             return connection
 
 
-async def discard_closed(connection: AsyncConnection) -> AsyncConnection | None:
-    """Return a connection, or None after closing it if the server has closed it."""
+def discard_closed(connection: Connection) -> Connection | None:
+    """Return a connection, or None after closing it if the server has closed it, in a greenlet."""
     if not driver_of(connection).is_closed():
         return connection
-    await connection.invalidate()
-    await connection.close()
+    connection.invalidate()
+    connection.close()
     return None
 
 
-def driver_of(connection: AsyncConnection) -> asyncpg.Connection[Any]:
+def driver_of(connection: Connection) -> asyncpg.Connection[Any]:
     """Return the asyncpg connection."""
-    assert connection.sync_connection is not None
-    driver: asyncpg.Connection[Any] = connection.sync_connection.connection.driver_connection
+    driver: asyncpg.Connection[Any] = connection.connection.driver_connection
     return driver

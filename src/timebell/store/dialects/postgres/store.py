@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from timebell.errors import StoreError, StoreUnreachable
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
@@ -43,7 +43,7 @@ from timebell.store.dialects.postgres.errors import (
     is_stale_statement,
     unreachable,
 )
-from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions
+from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransaction, explicit_transaction
 from timebell.store.dialects.postgres.own_schema import in_schema
 from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.postgres.transaction import PostgresTransaction
@@ -85,13 +85,10 @@ class PostgresStore:
             self._server, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hot_connections: list[AsyncConnection] = []
+        self._hot_connections: list[Connection] = []
         # Separate pools, so that slow handlers cannot use up the connections of the engine.
         self._handler_engine: AsyncEngine | None = None
         self._request_engine: AsyncEngine | None = None
-        self._explicit_transactions = ExplicitTransactions(
-            lambda connection, steps: PostgresTransaction(connection, self.dialect, steps)
-        )
         self._thread_engine: Engine | None = None
         self._thread_engine_lock = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
@@ -133,10 +130,10 @@ class PostgresStore:
         In a transaction of the caller NOTIFY is part of it, so other nodes are notified only if it commits. After a
         transaction of `begin` it is sent separately.
         """
-        if self._explicit_transactions.is_open_on(connection):
+        if isinstance(connection, ExplicitTransaction):
             self._pulse.watch(asyncio.get_running_loop())
-            with self._pulse.waiting(driver_of(connection)):
-                return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
+            with self._pulse.waiting(connection.driver):
+                return await connection.join(operation, args, kwargs)  # type: ignore[no-any-return]
         located: Callable[..., R] = in_schema(self._server.schema, operation)
         result, subjects = await join_caller_connection(connection, self.dialect, located, args, kwargs)
         if subjects:
@@ -154,9 +151,10 @@ class PostgresStore:
             )  # fmt: skip
             self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
         try:
-            connection = await connect_alive(self._handler_engine)
+            alive = await greenlet_spawn(connect_alive, self._handler_engine.sync_engine)
         except (*CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
+        connection = AsyncConnection(self._handler_engine, alive)
         try:
             async with handler_transaction(connection, self.join, finish, self._publish_here):
                 yield connection
@@ -189,10 +187,13 @@ class PostgresStore:
                 self._server, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS
             )
         try:
-            async with contextlib.aclosing(await connect_alive(self._request_engine)) as connection:
+            connection = await greenlet_spawn(connect_alive, self._request_engine.sync_engine)
+            try:
                 self._pulse.watch(loop)
-                async with self._explicit_transactions.open_on(connection, self._publish):
-                    yield connection
+                async with explicit_transaction(connection, self.dialect, self._publish) as transaction:
+                    yield transaction
+            finally:
+                await greenlet_spawn(connection.close)
         except PoolTimeout as error:
             raise unreachable(self.url, error) from error
         except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
@@ -300,8 +301,7 @@ class PostgresStore:
             self._bind_to_loop(loop)
         for is_last in (False, False, True):
             try:
-                async with self._check_out(hot) as connection:
-                    return await self._run_sync(connection, runner, operation, args, kwargs)
+                return await greenlet_spawn(self._run_checked_out, hot, loop, runner, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
             except LostBeforeCommit as lost:
@@ -353,7 +353,7 @@ class PostgresStore:
         if self._loop is not None:  # its loop has ended, so the connections cannot be closed gracefully
             while self._hot_connections:
                 with contextlib.suppress(Exception):
-                    self._hot_connections.pop().sync_connection.detach()  # type: ignore[union-attr]
+                    self._hot_connections.pop().detach()
             for engine in (self._engine, self._hot_engine, self._handler_engine, self._request_engine):
                 if engine is not None:
                     engine.sync_engine.dispose(close=False)
@@ -371,40 +371,45 @@ class PostgresStore:
             self._closing_tasks.add(closing)
             closing.add_done_callback(self._closing_tasks.discard)
 
-    @contextlib.asynccontextmanager
-    async def _check_out(self, hot: bool) -> AsyncIterator[AsyncConnection]:
+    def _run_checked_out(self, hot: bool, loop: asyncio.AbstractEventLoop, runner: Callable[..., R], *args: Any) -> R:
+        """Run an operation on a connection of a pool.
+
+        The checkout runs in the greenlet of the operation: an AsyncConnection would need three greenlets.
+        """
+        with self._check_out(hot) as connection:
+            self._pulse.watch(loop)
+            try:
+                with self._pulse.waiting(driver_of(connection)):
+                    return runner(connection, *args)
+            except (*CONNECTION_ERRORS, LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
+                # Its state is unknown, so it must not return to the pool.
+                with contextlib.suppress(Exception):
+                    connection.invalidate()
+                raise
+
+    @contextlib.contextmanager
+    def _check_out(self, hot: bool) -> Iterator[Connection]:
         """Check out a connection of a pool.
 
         Hot operations keep a few connections outside of the pool, because a checkout costs more than the operation.
         """
-        engine = self._hot_engine if hot else self._engine
+        engine = (self._hot_engine if hot else self._engine).sync_engine
         pool = engine.pool
         connection = None
         while hot and self._hot_connections and connection is None:
-            connection = await discard_closed(self._hot_connections.pop())
-        connection = connection or await connect_alive(engine)
+            connection = discard_closed(self._hot_connections.pop())
+        connection = connection or connect_alive(engine)
         try:
-            self._pulse.watch(asyncio.get_running_loop())
-            with self._pulse.waiting(driver_of(connection)):
-                yield connection
+            yield connection
         finally:
             is_unusable = connection.invalidated or connection.closed
             if not is_unusable and engine.pool is not pool:  # a replaced pool would keep it open
-                await connection.invalidate()
+                connection.invalidate()
                 is_unusable = True
             if hot and len(self._hot_connections) < HOT_POOL_SIZE and not is_unusable:
                 self._hot_connections.append(connection)
             else:
-                await connection.close()
-
-    async def _run_sync(self, connection: AsyncConnection, runner: Any, *args: Any) -> Any:
-        try:
-            return await connection.run_sync(runner, *args)
-        except (*CONNECTION_ERRORS, LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
-            # Its state is unknown, so it must not return to the pool.
-            with contextlib.suppress(Exception):
-                await connection.invalidate()
-            raise
+                connection.close()
 
     async def _send_notifications(self) -> None:
         """Send one NOTIFY for all recent changes. If it fails, other nodes find them at their next heartbeat."""
