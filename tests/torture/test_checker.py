@@ -10,6 +10,7 @@ import pytest
 
 from timebell.recurrence import Cron, Every, RRule
 from timebell_torture import oracle, selftest, synthetic, workload
+from timebell_torture.expectations import MAX_RUN_SECONDS, TAKEOVER_SECONDS
 from timebell_torture.history import MAX_REQUEST_SECONDS
 from timebell_torture.windows import Downtime, intersect, match_points, merge
 
@@ -207,6 +208,33 @@ def test_the_only_node_has_a_cold_start_after_it_returns() -> None:
     assert late()
     ledgers.plan["nodes"] = ["n1"]
     assert not late()
+
+
+def test_remote_workers_may_wait_for_nodes_under_a_fault() -> None:
+    ledgers = synthetic.clean_ledgers(Random(10))
+    editor = selftest.HistoryEditor(ledgers, Random(10))
+    effect = next(effect for effect in editor.undisturbed_effects(serial=False) if effect.kind == "once")
+    due, line = editor.history.due_at(effect.due_us), editor.line(effect.seq)
+    line |= {"attempt": 2, "node": None, "by": "remote"}
+    taken_over_by = due + MAX_RUN_SECONDS + TAKEOVER_SECONDS
+
+    def add_fault(kind: str, node: str, start: float, end: float) -> None:
+        ledgers.faults.append({
+            "kind": kind, "target": node, "start_mono": editor.history.began + int(start * 1e9),
+            "end_mono": editor.history.began + int(end * 1e9), "verified_start": True, "verified_end": True,
+        })  # fmt: skip
+
+    def is_late() -> bool:
+        violations = selftest.check_history(selftest.to_history(ledgers)).violations
+        return any((violation.name, violation.label) == ("late", effect.label) for violation in violations)
+
+    add_fault("kill", "n1", due, due + 3)
+    editor.shift_effect(effect, taken_over_by + 5 - effect.at)
+    assert is_late()
+    add_fault("cut", "n3", taken_over_by - 1, taken_over_by + 9)
+    assert not is_late()
+    editor.shift_effect(effect, 2)
+    assert is_late()
 
 
 def test_an_attempt_whose_retry_a_fault_delayed_counts_as_an_arrival() -> None:

@@ -20,6 +20,7 @@ from timebell_torture.expectations import (
     derive_expectations,
 )
 from timebell_torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
+from timebell_torture.http_client import TIMEOUT_SECONDS
 from timebell_torture.receiver import MAX_HANDLER_SECONDS, to_microseconds
 from timebell_torture.verdict import Verdict, Violation
 from timebell_torture.windows import match_points, merge
@@ -228,7 +229,13 @@ class HistoryChecker:
             taken_over_by = since
             for _ in range(min(lost_attempts, len(node_faults) + len(store_faults))):
                 taken_over_by = self._taken_over_by(taken_over_by + MAX_RUN_SECONDS)
-            return history.downtime.available_seconds(since, taken_over_by)
+            allowed = history.downtime.available_seconds(since, taken_over_by)
+            # All remote workers may be waiting for the responses of nodes under a fault.
+            if first.by == "remote" and history.faults_between(
+                taken_over_by - TIMEOUT_SECONDS, until, *SUSPENDING_FAULTS
+            ):
+                allowed += TIMEOUT_SECONDS
+            return allowed
         allowed = MAX_LATENESS_SECONDS + history.notification_delay
         returned = (
             node_faults
