@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from timebell.engine.node import CachedRevision, Node
+from timebell.errors import StoreUnreachable
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes
 from timebell.store.jobs import claim as job_claim
@@ -110,5 +111,6 @@ class LaneClaims:
             try:
                 rows = await self.node.store.run(queries.find_revisions, unknown)
                 cache.update({key: CachedRevision(*row) for key, row in rows.items()})
-            except Exception:  # the jobs are claimed, so they run anyway, without `upcoming`
-                log.exception("could not load the schedules of %d jobs", len(attempts))
+            except Exception as error:  # the jobs are claimed, so they run anyway, without `upcoming`
+                is_unexpected = not isinstance(error, StoreUnreachable)
+                log.warning("could not load the schedules of %d jobs", len(attempts), exc_info=is_unexpected)
