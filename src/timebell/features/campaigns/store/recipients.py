@@ -64,13 +64,14 @@ def list_deliveries(
     """
     t = deliveries.c
     in_chunk = (chunks.c.campaign_id == t.campaign_id) & (chunks.c.number == t.chunk)
+    # A subquery, because PostgreSQL would merge a join of many devices: it would read those of all earlier pages again.
+    user_id = select(devices.c.user_id).where(devices.c.id == t.recipient).scalar_subquery().label("user_id")
     query = (
         select(
-            t.recipient, devices.c.user_id, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends,
+            t.recipient, user_id, t.state, t.code, t.message_id, t.chunk, t.sends, t.unknown_sends,
             t.variant, t.opened_at, chunks.c.started_at, chunks.c.ended_at,
         )
-        .outerjoin_from(deliveries, devices, devices.c.id == t.recipient)
-        .outerjoin(chunks, in_chunk)
+        .outerjoin_from(deliveries, chunks, in_chunk)
         .where(t.campaign_id == campaign_id)
     )  # fmt: skip
     if state is not None:

@@ -103,6 +103,7 @@ def select_recipients(
         query = columns.join(deliveries, deliveries.c.recipient == devices.c.id).where(
             deliveries.c.campaign_id == campaign.id, deliveries.c.state.in_(list(progress.states)),
             deliveries.c.chunk < progress.until, deliveries.c.recipient > progress.cursor,
+            devices.c.id > progress.cursor,  # implied, but PostgreSQL would start to merge at the first device
         ).order_by(deliveries.c.recipient)  # fmt: skip
     else:
         matches = _recipient_conditions(tx, campaign)
