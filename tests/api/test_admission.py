@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from timebell.api import admission
-from timebell.api.admission import ArrivingBodies, BodyTooLarge, ClientGone, FairSlots, TooBusy, Turns, hold_for_each
+from timebell.api.admission import (
+    ArrivingBodies,
+    BodyTooLarge,
+    ClientGone,
+    FairSlots,
+    ImportPace,
+    TooBusy,
+    Turns,
+    hold_for_each,
+)
 
 
 async def _settle() -> None:
@@ -255,3 +264,26 @@ async def test_a_request_in_turns_returns_raises_and_is_cancelled_like_any_other
     with pytest.raises(asyncio.CancelledError):
         await hanging
     assert cleaned == [True]
+
+
+async def test_an_import_makes_room_for_other_requests_until_a_second_after_the_last() -> None:
+    loop, turns = asyncio.get_running_loop(), Turns()
+    now = 10.0
+
+    async def request() -> None:
+        pass
+
+    async def pause(seconds: float) -> float:
+        begin = loop.time()
+        await pace.pause(now - seconds)
+        return loop.time() - begin
+
+    await turns.run("importer", request())
+    pace = ImportPace(turns, lambda: now)
+    assert (pace.batch_size(500), await pause(60.0) < 1.0) == (500, True)
+    await turns.run("other", request())
+    assert (pace.batch_size(500), await pause(0.05) >= 0.05) == (100, True)
+    now += admission.SHARED_SERVER_SECONDS
+    assert (pace.batch_size(500), await pause(60.0) < 1.0) == (500, True)
+    await turns.run("importer", request())  # its own other requests, too
+    assert pace.batch_size(500) == 100

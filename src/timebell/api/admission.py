@@ -27,6 +27,8 @@ UNWATCHED_WAIT_SECONDS = 0.1  # for a slot; a task that watches its client costs
 MAX_WAIT_SECONDS = 10.0  # for a slot; most clients give up before
 MAX_STEPS_PER_PASS = 8  # of requests of one client in a pass of the event loop: a few milliseconds
 SHARED_LOOP_SECONDS = 0.05  # after steps of two clients; most requests take less from one step to the next
+SHARED_SERVER_SECONDS = 1.0  # after the begin of another request during an import
+SHARED_BATCH_SHARE = 5  # batches of an import are smaller by this factor while other requests arrive
 
 T = TypeVar("T")
 
@@ -131,12 +133,14 @@ class Turns:
         """Number of steps in this pass."""
         self._last_owner: Hashable = None
         self._shared_until = -inf
+        self.requests_begun = 0
 
     @coroutine
     def run(self, owner: Hashable, request: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         """Run a request of an owner in turns; return its result. Raises what the request raises."""
         error: BaseException | None = None
         has_begun = False
+        self.requests_begun += 1
         while True:
             try:
                 yield from self._take(owner, has_begun=has_begun)
@@ -185,6 +189,32 @@ class Turns:
                 del self._waiting[owner]
         if self._steps:
             loop.call_soon(self._begin_pass)
+
+
+class ImportPace:
+    """Pace of an import: while other requests arrive, its batches are small, and it pauses as long as each one took.
+
+    Otherwise most requests would meet a batch that occupies the event loop, the database and the processor.
+    """
+
+    def __init__(self, turns: Turns, monotonic: Callable[[], float]) -> None:
+        self._turns, self._monotonic = turns, monotonic
+        self._requests_seen, self._shared_until = turns.requests_begun, -inf
+
+    def batch_size(self, size: int) -> int:
+        """Return the number of lines of the next batch, given that without other requests."""
+        return size // SHARED_BATCH_SHARE if self._is_shared() else size
+
+    async def pause(self, began: float) -> None:
+        """Wait after a batch that began at a monotonic time, if necessary."""
+        if self._is_shared():
+            await asyncio.sleep(self._monotonic() - began)  # noqa: TID251 - a duration that need not be exact
+
+    def _is_shared(self) -> bool:
+        now = self._monotonic()
+        if self._turns.requests_begun != self._requests_seen:
+            self._requests_seen, self._shared_until = self._turns.requests_begun, now + SHARED_SERVER_SECONDS
+        return now < self._shared_until
 
 
 class FairSlots:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
+from timebell.api.admission import ImportPace
 from timebell.api.jobs import resolve_tenant
 from timebell.api.operations import OperationOut, new_operation, render_operation
 from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, write_audit_record
@@ -134,13 +135,14 @@ def _insert_batch(tx: Transaction, ctx: Context, size: int, batch: Any) -> bool:
 
 
 async def read_batches(request: Request, ctx: Context, size: int) -> AsyncIterator[list[Line]]:
-    """Yield batches of at most `size` non-empty lines with their line numbers.
+    """Yield batches of at most `size` non-empty lines with their line numbers, at the pace of `ImportPace`.
 
     A line longer than MAX_LINE_BYTES is truncated, but stays longer than the limit. When the client disconnects or the
     idle timeout expires, the complete lines are yielded before the exception is raised. Raises ClientDisconnect,
     TimeoutError.
     """
     clock, number = ctx.app.clock, 0
+    pace = ImportPace(ctx.authenticator.capacity.turns, clock.monotonic)
     lines: list[Line] = []
     since, rest = clock.monotonic(), bytearray()
     failure: BaseException | None = None
@@ -156,15 +158,18 @@ async def read_batches(request: Request, ctx: Context, size: int) -> AsyncIterat
         else:
             ended = failure is not None
         *complete, incomplete = (chunk or b"").split(b"\n")
+        limit = pace.batch_size(size)
         for part in complete:
             number += 1
             text = (bytes(rest + part) if rest else part).strip()
             rest.clear()
             if text := text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text:
                 lines.append((number, text))
-            if len(lines) == size:
+            if len(lines) >= limit:
+                began = clock.monotonic()
                 yield lines
-                lines, since = [], clock.monotonic()
+                await pace.pause(began)
+                lines, since, limit = [], clock.monotonic(), pace.batch_size(size)
         if len(rest) <= MAX_LINE_BYTES:
             rest += incomplete
         if lines and (ended or clock.monotonic() - since > BATCH_FLUSH_SECONDS):
