@@ -287,6 +287,20 @@ async def test_a_replacement_rolls_back_as_a_whole(store: Store, way: str) -> No
 
 @every_way
 @stored
+@pytest.mark.parametrize("second_key", ["running", "pending"])
+async def test_no_job_is_replaced_if_a_caller_commits_after_a_conflict(
+    store: Store, way: str, second_key: str
+) -> None:  # fmt: skip
+    running, pending = await started(store, key="running"), await one(store, key="pending")
+    async with WAYS[way](store.url) as connection:
+        with pytest.raises(Conflict):
+            await _create(store, connection, job(key="pending"), job(key=second_key), on_conflict="replace")
+    assert set(await _ids(store)) == {running.id, pending}
+    assert (await get(store, pending)).state == "pending"
+
+
+@every_way
+@stored
 async def test_a_cancel_holds_if_and_only_if_the_caller_commits(store: Store, way: str) -> None:
     pending, running = await one(store, run_at=after(hours=1)), await started(store, queue="q")
     with pytest.raises(Rollback):

@@ -40,8 +40,8 @@ def create(
     Conflict), `keep` (the existing job) or `replace` (cancel the existing job if it is pending, and create the new
     one). A reused request id with `replace` raises Conflict, too. With `bulk` jobs without key and request id are
     loaded by the bulk path of the database. Raises Conflict, and the errors of `bind_jobs`. A caller may commit its own
-    transaction after a Conflict: it then contains none of the jobs, and none of their request ids;
-    with `replace`, it may contain cancels of the jobs to be replaced.
+    transaction after a Conflict: it then contains none of the jobs, and none of their request ids. With `replace` it
+    may contain cancels, if another transaction created a job with one of the keys at the same time.
     """
     distinct_jobs = [new_jobs.template] if isinstance(new_jobs, UniformJobs) else new_jobs
     is_loaded = isinstance(new_jobs, UniformJobs) or (bulk and not any(job.key or job.request_id for job in new_jobs))
@@ -74,9 +74,7 @@ def _insert_or_find(tx: Transaction, new_jobs: Sequence[NewJob], on_conflict: st
     existing = _existing_by_request(tx, [job for job in requested if job.id not in reserved], on_conflict)
     fresh = [job for job in new_jobs if job.id not in existing]
     if on_conflict == "replace":
-        for job in fresh:
-            if job.key:
-                _cancel_key_holder(tx, job)
+        _cancel_key_holders(tx, [job for job in fresh if job.key])
     if inserted is None:
         inserted = insert_jobs(tx, fresh) if fresh else set()
     for job in fresh:
@@ -146,22 +144,35 @@ def _request_of(job: NewJob) -> ColumnElement[bool]:
     return and_(requests.c.tenant_id == job.tenant_id, requests.c.request_id == job.request_id)
 
 
-def _cancel_key_holder(tx: Transaction, job: NewJob) -> None:
-    """Cancel the pending job that has the key of this one, linked both ways. Raises Conflict (KEY_IN_USE)."""
-    same_key = (jobs.c.tenant_id == job.tenant_id) & (jobs.c.key == job.key)
-    row = tx.execute(select(jobs.c.id, jobs.c.state, jobs.c.attempt).where(same_key).with_for_update()).first()
-    if row is None:
-        return
-    completion = Completion(
-        row.id, row.attempt, JobState.CANCELLED, job.created_at, expected_state=JobState.PENDING, uses_attempt=False,
-        reason="replaced", cancel=CancelOutcome.PREVENTED, replaced_by=job.id,
-    )  # fmt: skip
-    if row.state != JobState.PENDING or not complete_jobs(tx, [completion]):
-        raise Conflict(
-            f"Job {row.id} with the key {job.key!r} is running; it cannot be replaced.", code="KEY_IN_USE",
-            fix="Wait for it to finish, or use another key.", existing=row.id,
+def _cancel_key_holders(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
+    """Cancel the pending jobs that have the keys of these ones, linked both ways. Raises Conflict (KEY_IN_USE).
+
+    None is cancelled before a Conflict: the caller may commit the transaction after it.
+    """
+    holders = []
+    keys: set[tuple[str, str | None]] = set()
+    for job in new_jobs:
+        if (job.tenant_id, job.key) in keys:
+            raise Conflict(
+                f"Two of the new jobs have the key {job.key!r}.", code="KEY_IN_USE", fix="Give each job its own key."
+            )
+        keys.add((job.tenant_id, job.key))
+        same_key = (jobs.c.tenant_id == job.tenant_id) & (jobs.c.key == job.key)
+        row = tx.execute(select(jobs.c.id, jobs.c.state, jobs.c.attempt).where(same_key).with_for_update()).first()
+        if row is not None and row.state != JobState.PENDING:
+            raise Conflict(
+                f"Job {row.id} with the key {job.key!r} is running; it cannot be replaced.", code="KEY_IN_USE",
+                fix="Wait for it to finish, or use another key.", existing=row.id,
+            )  # fmt: skip
+        if row is not None:
+            holders.append((job, row))
+    for job, row in holders:
+        completion = Completion(
+            row.id, row.attempt, JobState.CANCELLED, job.created_at, expected_state=JobState.PENDING,
+            uses_attempt=False, reason="replaced", cancel=CancelOutcome.PREVENTED, replaced_by=job.id,
         )  # fmt: skip
-    job.replaces = row.id
+        complete_jobs(tx, [completion])  # the row is locked
+        job.replaces = row.id
 
 
 def _resolve_conflict(tx: Transaction, job: NewJob, on_conflict: str) -> str | None:
