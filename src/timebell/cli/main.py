@@ -46,7 +46,7 @@ SECTIONS = {
 }
 """Headings of `timebell --help`; the commands of features have one of their own, before the others."""
 
-root = Group(HELP, SECTIONS)
+root = click.version_option(package_name="timebell", prog_name="timebell")(Group(HELP, SECTIONS))
 db = Group("Database schema: upgrade and inspect.")
 imports = Group("Import schedules from other schedulers.")
 root.add_command(db, "db")

@@ -153,6 +153,7 @@ def test_doctor_warns_about_a_port_in_use(sqlite_url: str, cli: Cli, monkeypatch
 def test_version_lists_the_versions(cli: Cli) -> None:
     assert set(json.loads(cli("version", "-o", "json").out)) == {"timebell", "python", "tzdata", "sqlite"}
     assert len(cli("version").out.splitlines()) == 4
+    assert cli("--version").out == f"timebell, version {json.loads(cli('version', '-o', 'json').out)['timebell']}\n"
     assert cli("version", "-o", "yaml").out.startswith('timebell: "')
     assert cli("version", "-o", "csv").out.startswith("timebell,python")
 
