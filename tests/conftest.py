@@ -34,7 +34,7 @@ SLOW_FILES = (
 )  # fmt: skip
 
 # Fixtures that start a server, or programs in processes of their own.
-SERVER_FIXTURES = {"postgres", "mariadb", "start"}
+SERVER_FIXTURES = {"postgres", "mariadb", "start_bouncer"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

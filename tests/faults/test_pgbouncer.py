@@ -36,7 +36,7 @@ def server() -> Iterator[Postgres]:
 
 
 @pytest.fixture(params=["transaction", "session"])
-def start(request: pytest.FixtureRequest) -> Iterator[StartBouncer]:
+def start_bouncer(request: pytest.FixtureRequest) -> Iterator[StartBouncer]:
     """Start a PgBouncer in each mode before a server."""
     if find_program() is None:
         install("pgbouncer")
@@ -44,7 +44,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[StartBouncer]:
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
 
-        def start_bouncer(port: int, **options: Any) -> PgBouncer:
+        def start(port: int, **options: Any) -> PgBouncer:
             if request.param == "session":  # each client occupies a connection to the server
                 options["server_connections"] = CLIENTS
             bouncer = PgBouncer(Path(folder) / str(len(bouncers)), port, mode=request.param, **options)
@@ -55,7 +55,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[StartBouncer]:
                 assert monotonic() < deadline
             return bouncer
 
-        yield start_bouncer
+        yield start
         for bouncer in bouncers:
             bouncer.kill()
 
@@ -92,16 +92,16 @@ async def run_until_answered(store: Store) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_many_operations_share_few_connections(server: Postgres, start: StartBouncer) -> None:
-    async with opened(start(server.port)) as store:
+async def test_many_operations_share_few_connections(server: Postgres, start_bouncer: StartBouncer) -> None:
+    async with opened(start_bouncer(server.port)) as store:
         assert CLIENTS > SERVER_CONNECTIONS
         for _ in range(5):
             assert await asyncio.gather(*(store.run(read_one) for _ in range(CLIENTS))) == [1] * CLIENTS
             await asyncio.gather(*(store.read_clock() for _ in range(CLIENTS)))
 
 
-async def test_a_slow_statement_is_not_taken_for_a_silent_server(server: Postgres, start: StartBouncer) -> None:
-    async with opened(start(server.port)) as store:
+async def test_a_slow_statement_is_not_taken_for_a_silent_server(server: Postgres, start_bouncer: StartBouncer) -> None:
+    async with opened(start_bouncer(server.port)) as store:
         calls: list[Transaction] = []
 
         def sleep_long(tx: Transaction) -> None:
@@ -112,8 +112,10 @@ async def test_a_slow_statement_is_not_taken_for_a_silent_server(server: Postgre
         assert len(calls) == 1
 
 
-async def test_a_restart_of_the_server_or_of_the_pooler_is_survived(server: Postgres, start: StartBouncer) -> None:
-    bouncer = start(server.port)
+async def test_a_restart_of_the_server_or_of_the_pooler_is_survived(
+    server: Postgres, start_bouncer: StartBouncer
+) -> None:
+    bouncer = start_bouncer(server.port)
     async with opened(bouncer) as store:
         await asyncio.gather(*(store.run(read_one) for _ in range(CLIENTS)))
         await asyncio.to_thread(server.stop)
@@ -129,8 +131,8 @@ async def test_a_restart_of_the_server_or_of_the_pooler_is_survived(server: Post
         await run_until_answered(store)
 
 
-async def test_errors_of_the_server_keep_their_codes(server: Postgres, start: StartBouncer) -> None:
-    async with opened(start(server.port)) as store:
+async def test_errors_of_the_server_keep_their_codes(server: Postgres, start_bouncer: StartBouncer) -> None:
+    async with opened(start_bouncer(server.port)) as store:
         await store.run(read_one)
         await asyncio.to_thread(server.set, default_transaction_read_only="on")
         with pytest.raises(StoreUnreachable) as raised:
@@ -138,8 +140,8 @@ async def test_errors_of_the_server_keep_their_codes(server: Postgres, start: St
         assert raised.value.code == "DATABASE_READ_ONLY"
 
 
-async def test_a_pooler_with_too_many_clients_is_unavailable(server: Postgres, start: StartBouncer) -> None:
-    async with opened(start(server.port, max_clients=2)) as store:
+async def test_a_pooler_with_too_many_clients_is_unavailable(server: Postgres, start_bouncer: StartBouncer) -> None:
+    async with opened(start_bouncer(server.port, max_clients=2)) as store:
         await store.run(read_one)
         results = await asyncio.gather(*(store.run(sleep, 0.5) for _ in range(CLIENTS)), return_exceptions=True)
         refused = [result for result in results if result is not None]
@@ -149,9 +151,9 @@ async def test_a_pooler_with_too_many_clients_is_unavailable(server: Postgres, s
 
 
 async def test_another_server_behind_the_pooler_is_noticed_without_an_error(
-    server: Postgres, start: StartBouncer
+    server: Postgres, start_bouncer: StartBouncer
 ) -> None:
-    async with opened(start(server.port)) as store:
+    async with opened(start_bouncer(server.port)) as store:
         await store.run(read_one)
         assert not await store.listen()
         assert not store.recent_writes.is_unverified
@@ -163,14 +165,14 @@ async def test_another_server_behind_the_pooler_is_noticed_without_an_error(
 
 
 async def test_a_node_warns_of_idle_transactions_without_a_limit(
-    server: Postgres, start: StartBouncer, caplog: pytest.LogCaptureFixture
+    server: Postgres, start_bouncer: StartBouncer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(start(server.port)) as store:
+    async with opened(start_bouncer(server.port)) as store:
         await store.run(read_one)
         await store.run(read_one)
     assert caplog.text.count("idle transactions have no limit") == 1
     caplog.clear()
     await asyncio.to_thread(server.set, idle_in_transaction_session_timeout="10s")
-    async with opened(start(server.port)) as store:
+    async with opened(start_bouncer(server.port)) as store:
         await store.run(read_one)
     assert caplog.text.count("idle transactions have no limit") == 0
