@@ -315,7 +315,7 @@ async def test_monthly_usage_of_a_tenant_is_returned(make: Make) -> None:
                               key=platform)  # fmt: skip
         assert created.json()["timezone"] == "Asia/Seoul"
         month = (await web.get("/tenants/acme/usage", key=platform)).json()["month"]
-        assert (month["used"], month["limit"], month["timezone"], month["expiresAt"]) == (0, 25, "Asia/Seoul", None)
+        assert (month["used"], month["limit"], month["timezone"], month["exhaustedAt"]) == (0, 25, "Asia/Seoul", None)
         is_problem(
             await web.ask("PATCH", "/tenants/acme", {"timezone": "Mars/Base"}, key=platform), 422, "INVALID_TIMEZONE"
         )

@@ -109,7 +109,7 @@ class MonthUsageOut(ResponseBody):
     used: int
     limit: int | None
     ends_at: Instant
-    expires_at: Annotated[
+    exhausted_at: Annotated[
         Instant | None,
         Field(description="Estimated time at which the limit is reached, if before the end of the month."),
     ]
@@ -178,7 +178,7 @@ async def get_tenant_usage(id: Id, ctx: Context) -> Response:
         "month": {
             "month": month.month, "timezone": month.timezone, "used": month.used,
             "limit": tenant.limits.jobs_per_month, "endsAt": format_utc(month.ends_at),
-            "expiresAt": format_utc(month.exhausted_at),
+            "exhaustedAt": format_utc(month.exhausted_at),
         },
         "limits": render_limits(tenant.limits),
     })  # fmt: skip
