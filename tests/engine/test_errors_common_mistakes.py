@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -42,6 +42,8 @@ def job(code: str, *words: str, **given: Any) -> Any:
     # A naive datetime, an abbreviated zone, a misspelt zone, an instant in the past.
     job("RUN_AT_WITHOUT_TIMEZONE", "run_at has no time zone: 2027-11-25T09:00:00", "never guesses",
         'timezone="Asia/Seoul"', 'tzinfo=ZoneInfo("Asia/Seoul")', run_at=datetime(2027, 11, 25, 9)),
+    job("TIMEZONE_MISSING", "has an offset, but no time zone: 2027-11-25T09:00:00+09:00", 'timezone="Asia/Seoul"',
+        run_at=datetime(2027, 11, 25, 9, tzinfo=timezone(timedelta(hours=9)))),
     job("INVALID_TIMEZONE", "CST", "America/Chicago", "Asia/Shanghai", "America/Havana", timezone="CST"),
     job("INVALID_TIMEZONE", "Invalid timezone: Europe/Pariss", "Did you mean Europe/Paris", timezone="Europe/Pariss"),
     job("SCHEDULE_IN_THE_PAST", "Cannot schedule in the past", "run_at is 2027-03-01T11:57:00",

@@ -181,8 +181,12 @@ def _missing_zone_error(value: datetime | None) -> InvalidInstant:
             code="RUN_AT_WITHOUT_TIMEZONE",
             fix='Pass timezone="Asia/Seoul", or a datetime with tzinfo=ZoneInfo("Asia/Seoul").',
         )
+    if value is not None:
+        problem = f"run_at has an offset, but no time zone: {value.isoformat()}. There is no default."
+    else:
+        problem = "No time zone was specified, and there is no default."
     return InvalidInstant(
-        "No time zone was specified, and there is no default.",
+        problem,
         code="TIMEZONE_MISSING",
         fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
     )
