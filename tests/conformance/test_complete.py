@@ -238,8 +238,9 @@ async def test_live_attempts_are_loaded_completely_while_they_run(store: Store) 
     done = await started(store, queue="q")
     await end(store, ending(done))
     keys = [(first.id, 1), (second.id, 2), (done.id, 1)]
-    (found,) = await store.run(job_claim.load_live_attempts, keys, after(minutes=1))
+    ((found, node_id),) = await store.run(job_claim.load_live_attempts, keys)
     assert (found.id, found.number, found.attempts_used, found.errors) == (second.id, 2, 1, errors)
+    assert (found.started_at, node_id) == (second.started_at, NODE)
     assert (found.payload, found.retry) == ("[1]", encode({"attempts": 2}))
 
 
@@ -368,7 +369,7 @@ async def test_progress_of_a_running_attempt_is_stored_with_its_job(store: Store
     assert await store.run(write_progress, reports, skip_locked=store.multi_node) == {attempt.id}
     assert (await get(store, attempt.id)).progress == Progress(0.4, "page 3 \N{SNOWMAN}", T0)
     assert (await get(store, other.id)).progress is None
-    (recovered,) = await store.run(job_claim.load_live_attempts, [(attempt.id, 1)], T0)
+    ((recovered, _),) = await store.run(job_claim.load_live_attempts, [(attempt.id, 1)])
     assert recovered.progress == Progress(0.4, "page 3 \N{SNOWMAN}", T0)
 
 

@@ -149,9 +149,9 @@ async def test_a_lost_lease_is_explained_with_the_reclaiming_node(store: Store) 
     ending = decide.complete_after_failure(
         lost.id, lost.number, lost.attempts_used, Retry(), back, "LEASE_LOST", "It stopped answering."
     )
-    await store.run(complete.schedule_retries, [finalize_completion(lost, ending, NODE)])
+    await store.run(complete.schedule_retries, [finalize_completion(lost, ending, "lost-node", NODE)])
     assert_explains(
-        await ask(store, 1), "Attempt 1 started at 2027-03-01T12:01:00", "its lease expired",
+        await ask(store, 1), "Attempt 1 started at 2027-03-01T12:01:00+00:00 on node lost-node; its lease expired",
         f"node {NODE} reclaimed the job at 2027-03-01T12:01:20",
     )  # fmt: skip
 

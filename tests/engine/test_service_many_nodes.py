@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -192,7 +192,7 @@ def test_a_job_of_an_unresponsive_node_runs_on_another(nodes_url: str) -> None:
             await stuck.wait()
             ghost.heartbeat._renew_leases = _never  # type: ignore[method-assign]  # heartbeats stop
             ghost.node.stopping = True  # and it claims no more jobs
-            async with other.running(heartbeat=0.1, lease=1.0):
+            async with other.running(heartbeat=0.1, lease=1.0) as rescuer:
                 await eventually(lambda: bool(log.events), other)
 
                 async def completed() -> bool:
@@ -205,6 +205,9 @@ def test_a_job_of_an_unresponsive_node_runs_on_another(nodes_url: str) -> None:
         done = await other.get(job.id)
         assert (done.state, done.attempt) == ("completed", event.attempt)
         assert [one["code"] for one in done.attempts] == ["LEASE_LOST"] * (event.attempt - 1)
+        lost = done.attempts[0]
+        assert (lost["node"], lost["reclaimedBy"]) == (ghost.node.id, rescuer.node.id)
+        assert datetime.fromisoformat(lost["startedAt"]) < datetime.fromisoformat(lost["endedAt"])
 
     clustered(test, nodes_url, 2)
 

@@ -214,13 +214,11 @@ class Heartbeat:
                 running.stop_cause = cause
                 if node.can_cancel(running.attempt):
                     running.interrupt(AttemptEvent.STOP)
-        attempts = (
-            await node.store.run(claim.load_live_attempts, unresponsive, node.clock.now()) if unresponsive else []
-        )
+        attempts = await node.store.run(claim.load_live_attempts, unresponsive) if unresponsive else []
         at = node.clock.now()
         await self.completer.write([
             finalize_completion(attempt, decide.complete_stopped(*key, at, requested[key]), node.id)
-            for attempt in attempts
+            for attempt, _ in attempts
             for key in [(attempt.id, attempt.number)]
         ])  # fmt: skip
 
@@ -255,7 +253,7 @@ class Heartbeat:
         node = self.node
         now = node.clock.now()
         completed = []
-        for attempt in await node.store.run(claim.load_live_attempts, keys, now):
+        for attempt, node_id in await node.store.run(claim.load_live_attempts, keys):
             retry = node.retry_policy_for(attempt, decode(attempt.retry))
             completion = decide.complete_after_failure(
                 attempt.id, attempt.number, attempt.attempts_used, retry, now, "LEASE_LOST",
@@ -263,7 +261,7 @@ class Heartbeat:
             )  # fmt: skip
             if completion.state is JobState.PENDING:
                 completion.run_at = now
-            completed.append((attempt, finalize_completion(attempt, completion, node.id)))
+            completed.append((attempt, finalize_completion(attempt, completion, node_id, node.id)))
         rescued = await self._write_completions(completed)
         node.counters.rescued += rescued
         if rescued:

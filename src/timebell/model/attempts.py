@@ -91,8 +91,13 @@ def merge_delivery(records: list[AttemptRecord], delivery: AttemptRecord) -> lis
     return sorted([*others, merged], key=lambda record: record.get("attempt", 0))
 
 
-def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) -> Completion:
-    """Fill in the fields of a completion that come from its attempt: serial order, group, fence and attempt log."""
+def finalize_completion(
+    attempt: Attempt, completion: Completion, node_id: str | None, reclaimed_by: str | None = None
+) -> Completion:  # fmt: skip
+    """Fill in the fields of a completion that come from its attempt: serial order, group, fence and attempt log.
+
+    `node_id` is the node that ran the attempt, `reclaimed_by` another one that reclaimed it.
+    """
     completion.schedule_id = attempt.schedule_id if attempt.serial else None
     completion.expected_state = attempt.state
     completion.group_queue = attempt.queue if attempt.group is not None else None
@@ -113,6 +118,8 @@ def finalize_completion(attempt: Attempt, completion: Completion, node_id: str) 
         lines = [_without_progress(line) for line in lines]  # superseded by the latest progress or by the result
     if _needs_record(attempt, completion):
         line = _attempt_record(attempt, completion, node_id)
+        if reclaimed_by is not None:
+            line["reclaimedBy"] = reclaimed_by
         if lines and lines[-1].get("attempt") == completion.attempt:  # merge the report with its dispatch
             line = {**lines.pop(), **line}
         completion.errors = encode_recent([*lines, line])
@@ -132,7 +139,7 @@ def _needs_record(attempt: Attempt, completion: Completion) -> bool:
     return any(detail is not None for detail in details)
 
 
-def _attempt_record(attempt: Attempt, completion: Completion, node_id: str) -> AttemptRecord:
+def _attempt_record(attempt: Attempt, completion: Completion, node_id: str | None) -> AttemptRecord:
     record = {
         "attempt": completion.attempt, "due": attempt.run_at.isoformat(),
         "startedAt": attempt.started_at.isoformat(),

@@ -254,10 +254,11 @@ def _describe_job(
         number, error = record.get("attempt", "?"), record.get("error") or record.get("code")
         target = f" to {record.get('to') or record['kind']}" if "kind" in record else ""
         if record.get("code") == "LEASE_LOST":
-            by = _node_name(facts, record.get("node"))
+            by = _node_name(facts, record.get("reclaimedBy") or record.get("node"))
+            on = f" on node {_node_name(facts, record.get('node'))}" if "reclaimedBy" in record else ""
             yield (
-                f"Attempt {number} started at {record.get('startedAt')}; its lease expired, and node {by} reclaimed the"
-                f" job at {record.get('endedAt')}."
+                f"Attempt {number} started at {record.get('startedAt')}{on}; its lease expired, and node {by} reclaimed"
+                f" the job at {record.get('endedAt')}."
             )
         elif error is not None:
             yield f"Attempt {number}{target} failed: {error}"

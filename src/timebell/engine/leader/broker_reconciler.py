@@ -112,10 +112,7 @@ class BrokerReconciler:
         self._missing |= missing
         # A report may have arrived during the query.
         pairs = sorted(missing & missing_before)
-        live_ids = {
-            attempt.id
-            for attempt in (await self._run_as_leader(claim.load_live_attempts, pairs, self.node.clock.now()) or [])
-        }
+        live_ids = {attempt.id for attempt, _ in (await self._run_as_leader(claim.load_live_attempts, pairs) or [])}
         semaphore = asyncio.Semaphore(MAX_CONCURRENT_PUBLISHES)
 
         async def publish(delivery: Delivery, options: dict[str, Any]) -> bool:

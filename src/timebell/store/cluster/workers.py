@@ -107,7 +107,7 @@ def _find_repeated(tx: Transaction, id_: str, row: Row[Any], claim_id: str | Non
     numbers = dict(decode(row.claimed) or [])
     own = (jobs.c.node_id == id_) & (jobs.c.state == JobState.DISPATCHED.value)
     rows = tx.execute(select(jobs).where(jobs.c.id.in_(numbers), own).order_by(jobs.c.run_at)).all()
-    return [claim.attempt_from_job(each, each.started_at) for each in rows if each.attempt == numbers[each.id]]
+    return [claim.attempt_from_job(each) for each in rows if each.attempt == numbers[each.id]]
 
 
 def touch(tx: Transaction, ids: Sequence[str], now: datetime) -> set[str]:

@@ -300,20 +300,21 @@ def list_running_attempts(tx: Transaction) -> dict[tuple[str, int], tuple[int, H
     }
 
 
-def load_live_attempts(tx: Transaction, attempts: Sequence[tuple[str, int]], now: datetime) -> list[Attempt]:
-    """Load those of these attempts (id, number) that are still running or dispatched."""
+def load_live_attempts(tx: Transaction, attempts: Sequence[tuple[str, int]]) -> list[tuple[Attempt, str | None]]:
+    """Load those of these attempts (id, number) that are still running or dispatched, with the ids of their nodes."""
     numbers = dict(attempts)
     in_flight = jobs.c.state.in_((JobState.RUNNING.value, JobState.DISPATCHED.value))
     rows = tx.execute(select(jobs).where(jobs.c.id.in_(numbers), in_flight))
-    return [attempt_from_job(row, now) for row in rows if row.attempt == numbers[row.id]]
+    return [(attempt_from_job(row), row.node_id) for row in rows if row.attempt == numbers[row.id]]
 
 
-def attempt_from_job(row: Any, now: datetime) -> Attempt:
-    """Convert a row of `jobs` to its attempt, started at `now`."""
+def attempt_from_job(row: Any) -> Attempt:
+    """Convert a row of `jobs` to its attempt."""
+    started_at = row.started_at or row.run_at  # a damaged row may lack it
     return Attempt(
         row.id, row.tenant_id, row.topic, row.schedule_id, row.scheduled_at, row.kind, row.timezone, row.payload,
         row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.attempts_used,
-        bool(row.serial), row.errors, row.revision, row.run_at, now, JobState(row.state), row.group_name,
+        bool(row.serial), row.errors, row.revision, row.run_at, started_at, JobState(row.state), row.group_name,
         priority=row.priority, manual_retries=row.manual_retries, conditions=row.conditions,
         progress=decode_progress(row.progress, row.attempt),
     )  # fmt: skip

@@ -47,7 +47,7 @@ def lock_job(tx: Transaction, tenant_id: str, job_id: str, number: int) -> Locke
         job = repository.find_job(tx, tenant_id, job_id, finished_only=True)
         return None if job is None else LockedJob(job, None, False)
     is_current = row.attempt == number and row.state in IN_FLIGHT_STATES
-    attempt = claim.attempt_from_job(row, row.started_at) if is_current else None
+    attempt = claim.attempt_from_job(row) if is_current else None
     return LockedJob(repository.job_from_row(row), attempt, bool(row.cancel_requested))
 
 
@@ -55,15 +55,10 @@ def list_dispatched(tx: Transaction, routes: Sequence[str], after: str, limit: i
     """Return dispatched attempts on these routes, by id after `after`, except those that were requested to stop."""
     dispatched = (table.c.state == JobState.DISPATCHED.value) & table.c.route.in_(routes)
     dispatched &= table.c.hold.is_(None) & table.c.cancel_requested.is_(False)
-    query = select(table.c.id, table.c.attempt, table.c.started_at).where(dispatched).order_by(table.c.id).limit(limit)
+    query = select(table.c.id, table.c.attempt).where(dispatched).order_by(table.c.id).limit(limit)
     rows = tx.execute(query.where(table.c.id > after) if after else query).all()
-    if not rows:
-        return []
-    started = {row.id: row.started_at for row in rows}
-    loaded = claim.load_live_attempts(tx, [(row.id, row.attempt) for row in rows], rows[0].started_at)
-    for attempt in loaded:
-        attempt.started_at = started[attempt.id]
-    return sorted(loaded, key=lambda attempt: attempt.id)
+    loaded = claim.load_live_attempts(tx, [(row.id, row.attempt) for row in rows]) if rows else []
+    return sorted((attempt for attempt, _ in loaded), key=lambda attempt: attempt.id)
 
 
 def find_dispatched(tx: Transaction, tenant_id: str | None, reported: Mapping[str, int]) -> dict[str, Dispatched]:
@@ -71,9 +66,7 @@ def find_dispatched(tx: Transaction, tenant_id: str | None, reported: Mapping[st
     query = select(table).where(table.c.id.in_(reported), table.c.state == JobState.DISPATCHED.value)
     rows = tx.execute(query if tenant_id is None else query.where(table.c.tenant_id == tenant_id))
     return {
-        row.id: Dispatched(claim.attempt_from_job(row, row.started_at), row.node_id)
-        for row in rows
-        if row.attempt == reported[row.id]
+        row.id: Dispatched(claim.attempt_from_job(row), row.node_id) for row in rows if row.attempt == reported[row.id]
     }
 
 

@@ -100,7 +100,7 @@ def renew(
         row = rows.get(each.job_id)
         if row is None or row.attempt != each.number:
             continue
-        until = lease_end(attempt_from_job(row, row.started_at))
+        until = lease_end(attempt_from_job(row))
         renewed[row.id] = Renewed(until, bool(row.cancel_requested) or row.hold is not None)
         leases.append({"job": row.id, "until": to_micros(until)})
         if each.progress is not None:
