@@ -17,7 +17,7 @@ from typing import TypeVar
 from sqlalchemy import URL, Connection, Table, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from timebell.errors import InvalidInput, StoreUnreachable
+from timebell.errors import InvalidInput, Refused, StoreUnreachable
 from timebell.feature import Feature
 from timebell.store.dialects.base import Store
 from timebell.store.metadata import tables_of
@@ -31,6 +31,8 @@ R = TypeVar("R")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_NOT_AVAILABLE = "55P03"  # SQLSTATE: the lock was not acquired before lock_timeout
+INSUFFICIENT_PRIVILEGE = "42501"  # SQLSTATE
+TABLE_ACCESS_DENIED = 1142  # of MariaDB
 MAX_UPGRADE_ATTEMPTS = 60
 BACKEND_BY_SCHEME = {
     "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
@@ -185,7 +187,7 @@ async def upgrade(url: str, features: Iterable[Feature]) -> tuple[str | None, st
 
     Safe to run at any time, from any host: nodes keep running, and if their transactions block the migration for more
     than a second it is rolled back and tried again. Tables of a newer release on which this one works are not changed.
-    Raises StoreUnreachable, SchemaOutdated.
+    Raises StoreUnreachable, SchemaOutdated, Refused (DATABASE_PRIVILEGE_MISSING).
     """
     upgrade_tables = partial(migrate, features=tuple(features))
     for _ in range(MAX_UPGRADE_ATTEMPTS):
@@ -302,7 +304,7 @@ async def _run_on_connection(
         async with engine.begin() as connection:
             return await connection.run_sync(function)
     except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
-        raise unreachable(url, error) from error
+        raise _privilege_missing(url, error) or unreachable(url, error) from error
     finally:
         await engine.dispose()
 
@@ -316,9 +318,22 @@ def _run_on_mariadb(url: str, function: Callable[[Connection], R]) -> R:
         with engine.begin() as connection:
             return function(connection)
     except DBAPIError as error:
-        raise translate_error(url, error) from error
+        raise _privilege_missing(url, error) or translate_error(url, error) from error
     finally:
         engine.dispose()
+
+
+def _privilege_missing(url: str, error: BaseException) -> Refused | None:
+    """Return the error to raise if the role lacks a privilege on the tables or their schema; None otherwise."""
+    cause = getattr(error, "orig", None) or error
+    number = cause.args[0] if cause.args else None
+    if getattr(cause, "sqlstate", None) != INSUFFICIENT_PRIVILEGE and number != TABLE_ACCESS_DENIED:
+        return None
+    safe_url = parse_database_url(url).render_as_string(hide_password=True)
+    return Refused(
+        f"The role of {safe_url} may not do this: {cause}.", code="DATABASE_PRIVILEGE_MISSING",
+        fix="Use the URL of the role that owns Timebell's tables.",
+    )  # fmt: skip
 
 
 def _run_on_sqlite(url: str, function: Callable[[Connection], R], begin: str) -> R:

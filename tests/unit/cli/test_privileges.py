@@ -129,3 +129,10 @@ def test_invalid_prefix_is_refused(cli: Cli) -> None:
     done = cli("db", "roles", "--prefix", "x; DROP TABLE y")
     assert (done.code, "INVALID_NAME" in done.err) == (2, True)
     assert list(grant_statements("timebell", FEATURES, "public"))[-1] == "COMMIT;"
+
+
+def test_a_role_that_may_not_change_tables_is_refused(granted: str, cli: Cli) -> None:
+    refused = cli("db", "upgrade", "--database", as_role(granted, "node"))
+    assert refused.code == 4
+    assert "DATABASE_PRIVILEGE_MISSING" in refused.err
+    assert "Use the URL of the role that owns Timebell's tables." in refused.err
