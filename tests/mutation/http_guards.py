@@ -1,24 +1,16 @@
-"""Remove each guard of the HTTP target once; the tests in this folder must fail."""
+"""Guards of the HTTP target, and the unit tests that must fail without each of them."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from tests.mutation.guards import Guard
 
-import pytest
-
-ROOT = Path(__file__).parents[3]
-HERE = Path(__file__).parent.relative_to(ROOT)
-NETWORK = ("test_address_ssrf.py", "test_address.py", "test_http_network.py")
-IDLE = ("test_idle_connections.py",)
-CHANNELS = ("test_http_channels.py",)
-AUTHENTICATION = ("test_http_authentication.py",)
-REQUESTS = ("test_http_requests.py",)
-HOSTILE = ("test_http_hostile.py", "test_http.py", "test_http_options.py")
-MUTANTS = [  # the removed guard, the module, its text, the replacement, the tests that must fail
+NETWORK = ("unit/targets/test_address_ssrf.py", "unit/targets/test_address.py", "unit/targets/test_http_network.py")
+IDLE = ("unit/targets/test_idle_connections.py",)
+CHANNELS = ("unit/targets/test_http_channels.py",)
+AUTHENTICATION = ("unit/targets/test_http_authentication.py",)
+REQUESTS = ("unit/targets/test_http_requests.py",)
+HOSTILE = ("unit/targets/test_http_hostile.py", "unit/targets/test_http.py", "unit/targets/test_http_options.py")
+_GUARDS = [  # the module is in src/timebell/targets
     ("every answer counts", "address", "if addresses and all(\n", "if addresses and any(\n", NETWORK),
     ("the table", "address",
      " and not any(\n            inner in network for network in REFUSED_NETWORKS\n        )", "", NETWORK),
@@ -100,25 +92,4 @@ MUTANTS = [  # the removed guard, the module, its text, the replacement, the tes
      REQUESTS),
     ("nothing is compressed", "http", '"accept-encoding": "identity",', "", HOSTILE),
 ]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "old", "new", "test_files"), [each[1:] for each in MUTANTS], ids=[e[0] for e in MUTANTS]
-)
-def test_removed_guard_is_detected(
-    tmp_path: Path, module: str, old: str, new: str, test_files: tuple[str, ...]
-) -> None:
-    shutil.copytree(ROOT / "src" / "timebell", tmp_path / "timebell")
-    path = tmp_path / "timebell" / "targets" / f"{module}.py"
-    source = path.read_text()
-    assert source.count(old) == 1
-    path.write_text(source.replace(old, new))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not uvloop and not fifty",
-         *(str(HERE / name) for name in test_files)],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, capture_output=True,
-        text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stdout[-2000:]
-    assert "failed" in done.stdout.splitlines()[-1]
+HTTP_GUARDS = [Guard(name, f"targets/{module}", old, new, tests) for name, module, old, new, tests in _GUARDS]
