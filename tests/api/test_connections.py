@@ -136,7 +136,7 @@ async def test_a_token_is_renewed_before_it_expires(make: Make, monday: Monday) 
         await wait_until(lambda: pending(web))
         assert [one["refresh_token"] for one in monday.renewals] == ["once", "next"]
         # A response without a refresh token does not replace the known one.
-        monday.tokens, monday.renews = {"freshest"}, (200, {"access_token": "freshest"})
+        monday.renews, monday.tokens = (200, {"access_token": "freshest"}), {"freshest"}
         monday.put(3, soon(web, days=1))
 
         async def both() -> bool:

@@ -118,6 +118,7 @@ def test_a_lease_counts_from_the_request_that_renews_it(monkeypatch: pytest.Monk
         world.run(app.schedule_at("work"))
         while not renewed_at:
             world.run(world.advance(seconds=1))
+            assert world.now < START + timedelta(minutes=1)
         world.run(world.advance(seconds=10))
         world.cut(str(owners[0]), 600)
         world.run(world.advance(seconds=30))
