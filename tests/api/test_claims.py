@@ -255,8 +255,10 @@ async def test_a_key_claims_only_jobs_of_its_tenant(make: Make) -> None:
         assert await claim(web, key=keys["ours"], waitSeconds=0) == []
         stolen = await web.post("/claims/complete", {"jobs": [proof(ours)]}, key=keys["theirs"])
         assert stolen.json()["jobs"][0]["code"] == "JOB_NOT_FOUND"
+        in_ours = {"worker": "w1", "topics": ["mail.send"], "waitSeconds": 0}
+        assert (await web.post("/claims", in_ours, timebell_tenant="ours")).json()["jobs"] == []
         (theirs,) = await claim(web)
-        assert theirs["jobId"] == ids["theirs"], "a platform key claims the jobs of all tenants"
+        assert theirs["jobId"] == ids["theirs"], "a platform key claims the jobs of all tenants, or of the one it names"
         is_problem(await web.get(f"/jobs/{ids['ours']}", key=keys["ours"]), 403, "SCOPE_MISSING")
 
 

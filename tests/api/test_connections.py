@@ -135,6 +135,15 @@ async def test_a_token_is_renewed_before_it_expires(make: Make, monday: Monday) 
         monday.put(2, soon(web, days=1))
         await wait_until(lambda: pending(web))
         assert [one["refresh_token"] for one in monday.renewals] == ["once", "next"]
+        # A response without a refresh token does not replace the known one.
+        monday.renews, monday.tokens = (200, {"access_token": "freshest"}), {"freshest"}
+        monday.put(3, soon(web, days=1))
+
+        async def both() -> bool:
+            return await pending(web) == 2
+
+        await wait_until(both)
+        assert [one["refresh_token"] for one in monday.renewals] == ["once", "next", "next"]
 
 
 @pytest.mark.parametrize("response", [(400, {"error": "invalid_grant"})])

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from timebell.engine.leader.leader import Leader
 from timebell.features import FEATURES
@@ -17,6 +18,7 @@ from timebell.recurrence.instants import format_instant
 from timebell.store.audit import audit_log
 from timebell.store.cluster import operations
 from timebell.store.jobs import claim, complete, repository
+from timebell.store.schema import finished
 from timebell.store.transaction import Transaction
 
 from .test_jobs import at
@@ -116,6 +118,19 @@ async def test_dead_letters_are_filtered_grouped_and_paged(make: Make) -> None:
             is_problem(await web.get(f"/dead-letters?{query}"), 422, "INVALID_CURSOR")
         is_problem(await web.get("/dead-letters?scheduleId=x"), 422, "INVALID_FILTER")
         is_problem(await web.get("/dead-letters?from=yesterday"), 422, "INVALID_INSTANT")
+
+
+async def test_dead_letters_of_one_instant_are_listed_page_by_page(make: Make) -> None:
+    async with make() as web:
+        failed = await fail(web, 5)
+        at_once = update(finished).where(finished.c.id.in_(failed)).values(finished_at=web.app.clock.now())
+        await web.app.store.run(lambda tx: tx.execute(at_once) and None)
+        seen, cursor = [], ""
+        while cursor is not None:
+            page = (await web.get(f"/dead-letters?limit=2{cursor and '&cursor=' + cursor}")).json()
+            seen += [one["id"] for one in page["items"]]
+            cursor = page["nextCursor"]
+        assert seen == failed[::-1]
 
 
 async def test_a_retry_operation_retries_only_matching_jobs(make: Make) -> None:

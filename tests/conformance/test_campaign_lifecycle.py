@@ -13,10 +13,12 @@ from timebell.features.campaigns.store import actions, campaign_jobs, campaigns
 from timebell.features.campaigns.store.tables import campaigns as campaign_table
 from timebell.features.campaigns.store.tables import deliveries
 from timebell.ids import new_id
+from timebell.model.job import JobState
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
 from timebell.store.cluster import nodes
 from timebell.store.cluster.nodes import Node
+from timebell.store.jobs import repository
 from timebell.store.schema import jobs, targets
 from timebell.store.transaction import Transaction
 
@@ -111,6 +113,13 @@ def test_the_nodes_that_send_campaigns_are_counted(sender: Sender) -> None:
     assert sender.run(campaign_jobs.count_sending_nodes) == 3
     sender.run(nodes.request_drain, node.id)
     assert sender.run(campaign_jobs.count_sending_nodes) == 2
+
+
+def test_the_job_of_a_stopped_campaign_is_cancelled(sender: Sender) -> None:
+    id_ = sender.make()
+    job_id = sender.get(id_).job_id
+    act(sender, actions.stop_campaign, id_, None)
+    assert sender.run(repository.find_job, "default", job_id).state is JobState.CANCELLED
 
 
 def test_a_stopped_campaign_ends_with_its_last_chunk(sender: Sender) -> None:

@@ -16,6 +16,7 @@ from timebell.features.campaigns.model.device import validate_device
 from timebell.features.campaigns.model.device_import import rename_fields
 from timebell.features.campaigns.model.filters import Filters
 from timebell.features.campaigns.store import devices
+from timebell.features.campaigns.store.chunk_results import DeliveryResult
 from timebell.features.campaigns.store.filters import audience_conditions
 from timebell.features.campaigns.store.tables import deliveries, members
 from timebell.features.campaigns.store.tables import devices as device_table
@@ -214,6 +215,29 @@ def test_a_frequency_cap_counts_recent_messages_of_other_campaigns(sender: Sende
     id_ = sender.make(filters=cap)
     sender.send_all(id_)
     assert sender.get(id_).accepted == 2
+
+
+def test_a_message_whose_result_is_unknown_counts_for_the_frequency_cap(sender: Sender) -> None:
+    sender.register("phone-0001")
+    first = sender.make()
+    opened, _ = sender.open(first)
+    sender.close(first, opened, [DeliveryResult(each, "unknown", "TIMEOUT") for each in opened.recipients])
+    second = sender.make(filters={"frequencyCap": {"messages": 1, "days": 7}})
+    sender.send_all(second)
+    assert (sender.phones, sender.get(second).excluded) == ({}, {"capped": 1})
+
+
+def test_a_device_that_is_registered_during_a_campaign_displaces_no_recipient(sender: Sender) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(7)))
+    sender.register("phone-of-ann", user_id="ann")
+    id_ = sender.make(filters={"onePerUser": True})
+    opened, _ = sender.open(id_)
+    sender.now += timedelta(seconds=1)
+    sender.register("phone-later", user_id="ann")
+    sender.close(id_, opened, sender.send(opened))
+    sender.send_all(id_)
+    assert sender.phones["phone-of-ann"] == 1
+    assert len(sender.phones) == 8
 
 
 def test_the_devices_that_one_per_user_leaves_out_are_counted(sender: Sender) -> None:

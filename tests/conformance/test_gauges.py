@@ -195,6 +195,16 @@ async def test_an_attempt_that_was_taken_over_or_cancelled_makes_no_dead_letter(
     assert await of_topic(store, outcome_notices.DEAD_JOB_TOPIC) == []
 
 
+@stored
+async def test_a_failure_that_is_written_again_is_notified_once(store: Store) -> None:
+    """A node repeats a write if it does not know the outcome of the commit."""
+    await listen(store, outcome_notices.DEAD_JOB_TOPIC)
+    attempt = await started(store)
+    for written in ({attempt.id}, set()):
+        assert await store.run(outcome_notices.complete_with_notices, [ending(attempt, JobState.FAILED)]) == written
+    assert len(await of_topic(store, outcome_notices.DEAD_JOB_TOPIC)) == 1
+
+
 class Struck(Exception):
     """Raised to simulate a crash at a fault point."""
 

@@ -68,6 +68,8 @@ async def test_sessions_of_an_identity_end_and_a_disabled_one_is_refused(store: 
     assert await store.run(identities.end_sessions_of_identity, DANA.issuer, "another") == 0
     assert await store.run(identities.end_sessions_of_identity, DANA.issuer, DANA.subject) == 2
     await store.run(users.disable_user, user.id, T0)
+    await store.run(users.create_session, session, None)  # of a sign-in that had begun before
+    assert await store.run(users.find_session, session.id, T0) is None
     for operation in (
         identities.check_identity,
         lambda tx, identity: identities.sign_in_identity(tx, identity, "", T0),

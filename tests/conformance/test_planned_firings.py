@@ -25,12 +25,12 @@ from timebell.features.triggers.store import item_changes, item_history, sources
 from timebell.features.triggers.store.firing_audit import FiringAudit, audit_page
 from timebell.features.triggers.store.planned_firings import load_firings, lock_items
 from timebell.ids import new_id
-from timebell.model.job import Kind
+from timebell.model.job import JobState, Kind
 from timebell.model.operation import OperationState
 from timebell.model.payload import encode
 from timebell.model.schedule import Action
 from timebell.store.cluster import operations
-from timebell.store.jobs import pre_delivery_check
+from timebell.store.jobs import dead_letters, pre_delivery_check
 from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
 from timebell.store.schema import jobs as jobs_table
 from timebell.store.tenancy import monthly_quota, tenants
@@ -378,6 +378,20 @@ async def test_a_monthly_quota_allows_exactly_its_limit(store: Store) -> None:
     )
     assert again[passed].state is None  # charged once, however many attempts it has
     assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
+
+
+@stored
+async def test_a_retry_of_a_dead_letter_uses_no_more_of_the_quota(store: Store) -> None:
+    await store.run(tenants.upsert_tenant, "default", {"jobs_per_month": 1}, T0)
+    attempt = await started(store)
+    for _ in range(2):
+        check = DeliveryCheck(attempt.id, "default", "once", False)
+        decisions = await store.run(pre_delivery_check.decide, [check], T0, {}, FEATURES)
+        assert decisions[attempt.id].state is None
+        await end(store, ending(attempt, JobState.FAILED))
+        assert await store.run(dead_letters.retry, "default", attempt.id, T0)
+        (attempt,) = await claim(store)
+    assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 1
 
 
 @stored

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from timebell import Arrived, Timebell
 from timebell.errors import StoreUnreachable
 from timebell.model.job import JobState
 from timebell.sim.world import World
+from timebell.store.jobs import complete
 
 START = datetime(2027, 3, 1, 12, tzinfo=UTC)
 Calls = list[tuple[str | None, int, str]]
@@ -85,6 +88,43 @@ def test_a_disconnected_node_stops_its_attempts_when_their_lease_expires() -> No
         world.run(world.advance(seconds=190))
         assert (cut, 1, "done") not in calls
         assert [attempt for _, attempt, what in calls if what == "done"] == [2]
+
+
+def test_a_lease_counts_from_the_request_that_renews_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other nodes see a renewal before its owner if the reply is slow."""
+    with World(start=START, nodes=2) as world:
+        app, renewed_at, ended_at, replies = world.new_app(), list[datetime](), list[datetime](), list[float]()
+        owners: list[str | None] = []
+
+        @app.on("work", timeout=600)
+        async def work(event: Arrived) -> None:
+            owners.append(world.current_node_name())
+            try:
+                await asyncio.sleep(100)
+            finally:
+                ended_at.append(world.now)
+
+        renew = complete.renew_leases
+
+        @wraps(renew)
+        def renew_and_reply_slowly(*args: Any, **more: Any) -> Any:
+            renewed_at.append(world.now)
+            replies.append(10.0)
+            return renew(*args, **more)
+
+        monkeypatch.setattr(complete, "renew_leases", renew_and_reply_slowly)
+        world.keep_heartbeats = True
+        world.delay_requests(lambda: replies.pop() if replies else 0.0)
+        world.run(app.schedule_at("work"))
+        while not renewed_at:
+            world.run(world.advance(seconds=1))
+            assert world.now < START + timedelta(minutes=1)
+        world.run(world.advance(seconds=10))
+        world.cut(str(owners[0]), 600)
+        world.run(world.advance(seconds=30))
+        assert len(owners) == 2
+        lease, heartbeat = timedelta(seconds=15), timedelta(seconds=5)
+        assert ended_at[0] <= renewed_at[0] + lease + heartbeat
 
 
 @pytest.mark.parametrize("point", ["complete_jobs.1", "complete_jobs.commit", "complete_jobs.done", "claim_batch.done"])

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,31 @@ def test_files_are_applied_compared_and_pruned(remote: Cli, tmp_path: Path) -> N
     wrong = remote("apply", "-f", folder)
     assert (wrong.code, "c: 99 in minute is out of range" in wrong.err) == (2, True)
     assert {one["name"] for one in as_json(remote("schedule", "list", "-o", "json"))} == names, "nothing was written"
+
+
+def test_apply_leaves_a_schedule_that_was_edited_meanwhile(
+    remote: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, others = tmp_path / "all.yaml", remote("export").out
+    edited = "name: edited\ncronExpression: '0 5 * * *'\ntimezone: UTC\ntopic: t\n"
+    file.write_text(edited)
+    assert remote("apply", "-f", file).code == 0
+    id_ = as_json(remote("schedule", "show", "edited", "-o", "json"))["id"]
+    request, priorities = ServerClient.request, count(1)
+
+    def edit_before(self: ServerClient, method: str, path: str, *args: Any, **more: Any) -> Any:
+        if method in ("PUT", "DELETE"):
+            request(self, "PATCH", f"/schedules/{id_}", {"priority": next(priorities)}, if_match="*")
+        return request(self, method, path, *args, **more)
+
+    monkeypatch.setattr(ServerClient, "request", edit_before)
+    file.write_text(edited.replace("0 5", "0 6"))
+    changed = remote("apply", "-f", file)
+    assert (changed.code, "REVISION_STALE" in changed.err) == (5, True), changed.err
+    file.write_text(f"{others}\n---\n{edited.replace('edited', 'created')}")
+    deleted = remote("apply", "-f", file, "--prune", "--yes")
+    assert (deleted.code, "REVISION_STALE" in deleted.err) == (5, True), deleted.err
+    assert as_json(remote("schedule", "show", "edited", "-o", "json"))["cronExpression"] == "0 5 * * *"
 
 
 def test_upcoming_lists_each_schedule_with_its_number_of_runs(remote: Cli) -> None:
@@ -619,6 +645,23 @@ def test_responses_of_another_server_are_refused(other_cli: Cli, monkeypatch: py
         monkeypatch.setenv("TIMEBELL_URL", url)
         done = other_cli("schedule", "list")
         assert (done.code, "SERVER_UNREACHABLE" in done.err) == (6, True), done.err
+
+
+def test_a_request_whose_connection_is_lost_is_repeated_except_for_patch(
+    other_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[tuple[str, str | None]] = []
+
+    def hang_up(self: OtherServer) -> None:
+        received.append((self.command, self.headers["Idempotency-Key"]))
+        self.close_connection = True
+
+    for method, body in (("GET", None), ("POST", {}), ("PATCH", {})):
+        monkeypatch.setattr(OtherServer, f"do_{method}", hang_up, raising=False)
+        with pytest.raises(ServerUnreachable):
+            ServerClient().request(method, "/schedules", body)
+    assert [method for method, _ in received] == ["GET", "GET", "POST", "POST", "PATCH"]
+    assert received[2] == received[3]  # the same key: the server answers the second one with its first response
 
 
 def test_an_incomplete_download_fails(other_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
