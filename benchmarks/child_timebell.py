@@ -89,7 +89,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     for module in LOADED_BY_A_NODE:  # the peers have imported all of their modules by now
         importlib.import_module(module)
     child.tune_process()
-    profiler = cProfile.Profile() if "profile" in spec else None
+    profiler = cProfile.Profile(time.thread_time) if "profile" in spec else None
     child.report_startup()
     if profiler is not None:
         profiler.enable()
