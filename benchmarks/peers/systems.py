@@ -155,7 +155,7 @@ class BullMQ(OnRedis):
 
 
 MAX_CALLS = {"W8": 10_000, "W8s": 10_000}
-"""A minute or less for systems that run up to 2,000 jobs a second."""
+"""Fewer calls for systems that run less than 2,000 a second."""
 
 
 class Celery(OnRedis):
