@@ -157,7 +157,8 @@ def test_each_index_is_used_by_its_operation(store: Store, runner: asyncio.Runne
         batch = [build(n) for n in range(count)]
         runner.run(store.run(lambda tx, table=table, batch=batch: tx.execute(insert(table), batch)))
     if store.url.startswith("postgresql"):  # as autovacuum does
-        runner.run(store.run(lambda tx: tx.execute(text("ANALYZE timebell_jobs, timebell_finished"))))
+        analyze = text("ANALYZE timebell_jobs, timebell_finished, timebell_schedules")
+        runner.run(store.run(lambda tx: tx.execute(analyze)))
     unused = {
         index: used
         for index, (_, operation) in OPERATIONS.items()
