@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import cProfile
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,10 @@ from timebell.store.jobs import retention
 from timebell.store.open import upgrade
 from timebell.targets.arrived import Arrived
 
+LOADED_BY_A_NODE = (
+    "timebell.engine.service", "timebell.targets.http", "timebell.features.campaigns.engine.chunk_target",
+    "timebell.features.triggers.engine.source_poller",
+)  # fmt: skip
 planner_passes: list[float] = []
 """Durations in ms of the planner passes that fired something."""
 
@@ -81,8 +86,10 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     async def do_nothing(_: Arrived) -> None:
         pass
 
+    for module in LOADED_BY_A_NODE:  # the peers have imported all of their modules by now
+        importlib.import_module(module)
     child.tune_process()
-    profiler = cProfile.Profile() if "profile" in spec else None
+    profiler = cProfile.Profile(time.thread_time) if "profile" in spec else None
     child.report_startup()
     if profiler is not None:
         profiler.enable()

@@ -2,6 +2,8 @@
 
 The server is that of BENCH_POSTGRES_URL, or a temporary one. The load of the machine influences the figures only
 through the sizes of batches: the more jobs are due simultaneously, the more of them share a statement.
+
+The WAL is also printed by table and index, if the server (15 or newer) has the extension pg_walinspect.
 """
 
 from __future__ import annotations
@@ -27,6 +29,17 @@ PAYLOAD = {"i": 1, "pad": "x" * 80}
 BATCH, SINGLE_CALLS = 5_000, 500  # jobs
 FINISHED_BYTES = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('timebell_finished')"
 JOBS_BYTES = "SELECT pg_total_relation_size('timebell_jobs')"
+# Partitions count for their parents. Records of several pages, as of a page split, count for the first of them.
+WAL_BY_RELATION = """
+SELECT COALESCE(parent.relname, relation.relname, 'commits, vacuum and others') AS name, sum(wal.record_length) AS bytes
+FROM pg_get_wal_records_info($1, $2) AS wal
+LEFT JOIN pg_class relation
+    ON pg_relation_filenode(relation.oid) = CAST(substring(wal.block_ref FROM 'rel \\d+/\\d+/(\\d+)') AS oid)
+LEFT JOIN pg_inherits ON inhrelid = relation.oid
+LEFT JOIN pg_class parent ON parent.oid = inhparent
+GROUP BY 1 ORDER BY 2 DESC
+"""
+SMALLEST_SHARE_BYTES = 1  # of the WAL of a job, to be printed
 
 
 class CostMeter:
@@ -46,11 +59,24 @@ class CostMeter:
         finally:
             transaction.probe = None
         statements = sum(count for point, count in points.items() if point.rpartition(".")[2].isdigit())
-        wal = await self._wal_position() - before
-        print(f"{label:42} {statements / jobs:10.4f} statements  {wal / jobs:8,.0f} bytes of WAL", flush=True)
+        after = await self._wal_position()
+        wal = (after - before) / jobs
+        print(f"{label:42} {statements / jobs:10.4f} statements  {wal:8,.0f} bytes of WAL", flush=True)
+        for name, size in await self._wal_by_relation(before, after):
+            if size / jobs >= SMALLEST_SHARE_BYTES:
+                print(f"    {name:59} {size / jobs:8,.0f}", flush=True)
 
     async def _wal_position(self) -> int:
-        return int(await self._connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+        return int(await self._connection.fetchval("SELECT pg_current_wal_flush_lsn()"))
+
+    async def _wal_by_relation(self, before: int, after: int) -> list[tuple[str, float]]:
+        """Return the tables and indexes with their bytes of WAL, largest first; empty if the server cannot tell."""
+        try:
+            await self._connection.execute("CREATE EXTENSION IF NOT EXISTS pg_walinspect")
+            rows = await self._connection.fetch(WAL_BY_RELATION, before, after)
+        except asyncpg.PostgresError:
+            return []
+        return [(row["name"], float(row["bytes"])) for row in rows]
 
 
 async def measure(url: str, jobs: int) -> None:

@@ -1,8 +1,9 @@
 """`python -m benchmarks profile W6|W7|W8|W8s|W9 [options]`: the CPU microseconds of a job, by the step that uses them.
 
 The workload runs twice: once to measure the CPU time of the node, and once under cProfile, whose shares distribute
-that time over the steps. cProfile measures only the event loop's thread; the CPU time of other threads is one row.
-Shares of small Python functions are too high, because the profiler adds a constant to each call.
+that time over the steps. cProfile measures only the CPU time of the event loop's thread, so other programs on the
+machine do not change the shares; the CPU time of other threads is one row. Shares of small Python functions are too
+high, because the profiler adds a constant to each call.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Sizes:
     idle: float = 20.0
     schedules: int = 2_000
     drain: int = 50_000
-    calls: int = 10_000
+    calls: int = 50_000
     flood: int = 1_000_000
     flood_on_sqlite: int = 200_000
     beside: int = 30

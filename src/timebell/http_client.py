@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import NamedTuple, cast
@@ -329,9 +329,11 @@ async def open_tunnel(stream: Stream, authority: str, headers: Mapping[str, str]
         raise ProxyRefused(answer[1].decode())
 
 
-async def _read(stream: Stream, max_bytes: int, idle_timeout: float | None) -> bytes:
-    if idle_timeout is None:
-        return await stream.read(max_bytes)
+def _read(stream: Stream, max_bytes: int, idle_timeout: float | None) -> Awaitable[bytes]:
+    return stream.read(max_bytes) if idle_timeout is None else _read_within(stream, max_bytes, idle_timeout)
+
+
+async def _read_within(stream: Stream, max_bytes: int, idle_timeout: float) -> bytes:
     try:
         async with asyncio.timeout(idle_timeout):
             return await stream.read(max_bytes)

@@ -92,11 +92,6 @@ class Deliverer:
         self._upcoming_cache[key] = upcoming
         return list(upcoming)
 
-    async def resolve_target(self, attempt: Attempt, prepared: PreparedDelivery) -> None:
-        """Look up the target if it has a name, so that its latest version is used."""
-        if prepared.target_name is not None:
-            prepared.resolved = await self.target_resolver.resolve(attempt.tenant_id, prepared.target_name)
-
     def record_start(
         self,
         attempt: Attempt,
@@ -112,7 +107,7 @@ class Deliverer:
         lag = (now - attempt.run_at).total_seconds()
         self.node.counters.record_lag(lag, DEFAULT_TOLERANCE if revision is None else revision.tolerance)
 
-    async def deliver(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
+    def deliver(self, running: RunningAttempt, prepared: PreparedDelivery) -> Awaitable[Outcome]:
         """Deliver an attempt. Snooze, Cancel and the cancellation of its task propagate."""
         arrivals, attempt = self.node.arrivals, running.attempt
         self.record_start(
@@ -120,7 +115,7 @@ class Deliverer:
             None if arrivals is None else arrivals.publish,
         )  # fmt: skip
         coroutine = self._deliver_to_target(running, prepared)
-        return await (self._deliver_traced(attempt, prepared, coroutine) if tracing.is_enabled() else coroutine)
+        return self._deliver_traced(attempt, prepared, coroutine) if tracing.is_enabled() else coroutine
 
     async def finish_call(self, running: RunningAttempt, call: StartedCall) -> Outcome:
         """Finish a handler call that the fast path started."""
@@ -181,9 +176,9 @@ class Deliverer:
     def _timeout_for(self, attempt: Attempt, kind: str, options: Mapping[str, Any]) -> float:
         """Return the timeout of an attempt in seconds; the default one leaves time for the timeout of a request."""
         timeout = self.node.timeout_for(attempt)
-        if attempt.timeout is not None or kind != "http":
+        if attempt.timeout is not None or kind != "http" or "timeout" not in options:
             return timeout
-        return max(timeout, (parse_duration(options.get("timeout")) or 0.0) + REQUEST_TIMEOUT_MARGIN_SECONDS)
+        return max(timeout, (parse_duration(options["timeout"]) or 0.0) + REQUEST_TIMEOUT_MARGIN_SECONDS)
 
     async def _run_with_timeout(
         self, running: RunningAttempt, timeout: float, started_at: float, kind: str,

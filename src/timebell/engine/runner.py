@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -80,15 +81,16 @@ class Runner:
             replacement = await self.pre_delivery_check.check(attempt, without_slot)
             if replacement is not None:
                 return replacement
-        await self.deliverer.resolve_target(attempt, prepared)
+        if prepared.target_name is not None:  # its latest version is used
+            prepared.resolved = await self.deliverer.target_resolver.resolve(attempt.tenant_id, prepared.target_name)
         if self.node.clock.monotonic() >= running.lease_until:
             running.transition(AttemptEvent.LOSE_LEASE)
             raise asyncio.CancelledError
         return None
 
-    async def deliver(self, running: RunningAttempt, prepared: PreparedDelivery) -> Outcome:
+    def deliver(self, running: RunningAttempt, prepared: PreparedDelivery) -> Awaitable[Outcome]:
         """Deliver the attempt to its target."""
-        return await self.deliverer.deliver(running, prepared)
+        return self.deliverer.deliver(running, prepared)
 
     def outcome(self, running: RunningAttempt, result: Completion | Outcome | BaseException) -> Completion | None:
         """Return the completion that follows from the result of the previous steps; None if there is none."""

@@ -26,6 +26,7 @@ _FIRST_RECORD = re.compile(r'\[\{"attempt":\d+,"due":"([^"]+)","startedAt":"([^"
 
 AttemptRecord = dict[str, Any]
 _NO_DETAILS = (None,) * 8
+_NO_RECORDED_DETAILS = (None,) * 5
 
 
 def first_start(run_at: datetime, started_at: datetime, errors_prefix: str | None) -> tuple[datetime, datetime]:
@@ -136,7 +137,7 @@ def _needs_record(attempt: Attempt, completion: Completion) -> bool:
     details = (
         attempt.source_read, attempt.progress, completion.error, completion.delivery_record, completion.progress
     )  # fmt: skip
-    return any(detail is not None for detail in details)
+    return details != _NO_RECORDED_DETAILS
 
 
 def _attempt_record(attempt: Attempt, completion: Completion, node_id: str | None) -> AttemptRecord:

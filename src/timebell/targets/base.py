@@ -234,21 +234,22 @@ def event_fields(delivery: Delivery) -> dict[str, Any]:
 
 def cloudevent(delivery: Delivery) -> dict[str, Any]:
     """Return a CloudEvents 1.0 event in structured JSON. Its `id` is the message id, the same for every attempt."""
+    data = event_fields(delivery)
     return {
         "specversion": "1.0",
         "id": message_id(delivery),
         "source": "timebell",
         "type": "timebell.job.due",
         "subject": delivery.topic,
-        "time": format_utc(delivery.scheduled_at),
+        "time": data["scheduledAt"],
         "datacontenttype": "application/json",
-        "data": event_fields(delivery),
+        "data": data,
     }
 
 
 def format_utc(at: datetime) -> str:
     """Format a datetime as RFC 3339 in UTC with `Z`."""
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return f"{(at if at.tzinfo is UTC else at.astimezone(UTC)).isoformat()[:-6]}Z"
 
 
 def decode_text(data: bytes | bytearray) -> str:

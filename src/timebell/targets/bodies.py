@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -60,8 +60,7 @@ TEMPLATE_NAMES = frozenset(event_fields(_SAMPLE)) | {"messageId", "report"}
 `report` (`report.url`, `report.token`) for workers that report the result (`ack: reported`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """A rendered body, as a JSON value and encoded."""
 
     content_type: str

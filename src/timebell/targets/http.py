@@ -15,7 +15,7 @@ import re
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 from urllib.parse import urljoin
@@ -53,6 +53,7 @@ _SECRET_MISSING = (
     f"Set TIMEBELL_WEBHOOK_SIGNING_SECRET. {CREATE_SIGNING_KEY_FIX}",
 )
 _PREVIEW_PLACEHOLDER = "(generated when sent)"
+_DIRECT_CHANNEL = Channel()
 
 
 class HttpTarget:
@@ -264,15 +265,12 @@ class HttpTarget:
             headers["content-type"] = options.get("contentType", body.content_type)
         headers |= {"accept-encoding": "identity", "connection": "keep-alive"}
         if options.get("signed", True):
-            sent_at, id_ = self._now().astimezone(UTC), message_id(delivery)
-            headers |= {
-                "webhook-id": id_,
-                "webhook-timestamp": str(int(sent_at.timestamp())),
-                "webhook-signature": " ".join(
-                    sign_webhook(key, id_, sent_at, body.data) for key in self._signing_keys(options)
-                ),
-                "timebell-attempt": str(delivery.attempt),
-            }
+            sent_at, id_ = self._now(), message_id(delivery)
+            headers["webhook-id"], headers["webhook-timestamp"] = id_, str(int(sent_at.timestamp()))
+            headers["webhook-signature"] = " ".join(
+                [sign_webhook(key, id_, sent_at, body.data) for key in self._signing_keys(options)]
+            )
+            headers["timebell-attempt"] = str(delivery.attempt)
         headers |= tracing.outgoing_headers()
         if options.get("reportsBack", False):
             headers["timebell-token"] = attempt_token(self._secret_key, delivery.job_id, delivery.attempt)
@@ -282,6 +280,8 @@ class HttpTarget:
         )  # fmt: skip
 
     def _channel(self, options: dict[str, Any]) -> Channel:
+        if "tls" not in options and "proxy" not in options:
+            return _DIRECT_CHANNEL
         tls, proxy = options.get("tls", {}), options.get("proxy")
         endpoint = None
         if proxy is not None:
