@@ -137,8 +137,12 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
-    """A fresh, migrated SQLite file."""
+def sqlite_url(migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh, migrated SQLite file. In this process, commits do not wait for the disk, as on the servers of tests."""
+    from timebell.store.dialects.sqlite import store
+
+    engine_for = store.engine_for
+    monkeypatch.setattr(store, "engine_for", lambda url, **options: engine_for(url, **options | {"durable": False}))
     return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'timebell.db')}"
 
 
