@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,12 +37,19 @@ SLOW_FILES = (
 # Fixtures that start a server, or programs in processes of their own.
 SERVER_FIXTURES = {"postgres", "mariadb", "start"}
 
+# Parameters on which no result should depend: the database and the event loop.
+VARIANTS = {"store_url", "run"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that select tests."""
     parser.addoption(
         "--slow-tenth", metavar="SEED", help="also run a tenth of the slow tests, chosen by SEED; soaks are left out"
     )
+    parser.addoption(
+        "--one-variant", action="store_true",
+        help="run each test on one database and one event loop, depending on its name; the others are slow"
+    )  # fmt: skip
     parser.addoption("--without-servers", action="store_true", help="leave out the tests that start a server")
 
 
@@ -68,13 +76,38 @@ def uses_server(item: pytest.Item) -> bool:
     return not SERVER_FIXTURES.isdisjoint(names)
 
 
+def other_variants(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return all variants of each test but one, which depends on the name of the test.
+
+    So each folder is tested with all variants. The conformance tests are about their differences, so all of these run.
+    """
+    variants = defaultdict(list)
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is not None and not VARIANTS.isdisjoint(given.params) and "conformance" not in item.path.parts:
+            test, _, case = item.nodeid.partition("[")
+            for value in (value for name, value in given.params.items() if name in VARIANTS):
+                case = case.replace(getattr(value, "__name__", value), "*", 1)
+            variants[f"{test}[{case}"].append(item)
+    return {
+        item
+        for name, group in variants.items()
+        for index, item in enumerate(group)
+        if index != zlib.crc32(name.encode()) % len(group)
+    }
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Remove the tests that the options exclude; sort those of SLOW_FILES first and keep the order of the rest."""
-    omitted = set()
+    omitted = {item for item in items if uses_server(item)} if config.getoption("--without-servers") else set()
+    slow = {item for item in items if "slow" in item.keywords}
+    others: set[pytest.Item] = set()
+    if config.getoption("--one-variant"):
+        others = other_variants([item for item in items if item not in slow | omitted and "soak" not in item.keywords])
     if seed := config.getoption("--slow-tenth"):
-        omitted |= {item for item in items if "slow" in item.keywords and not is_in_tenth(item.nodeid, seed)}
-    if config.getoption("--without-servers"):
-        omitted |= {item for item in items if uses_server(item)}
+        omitted |= {item for item in slow | others if not is_in_tenth(item.nodeid, seed)}
+    else:
+        omitted |= others
     config.hook.pytest_deselected(items=list(omitted))
     items[:] = [item for item in items if item not in omitted]
     items.sort(
