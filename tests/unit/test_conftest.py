@@ -6,8 +6,11 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from tests.conftest import is_in_tenth
 from tests.docs.pages import ROOT
+from tests.rotation import rotated
 
 NAMES = [f"tests/test_module.py::test_case[{number}]" for number in range(5000)]
 
@@ -25,6 +28,12 @@ def test_the_choice_depends_only_on_the_seed_and_the_name() -> None:
 
 def test_two_hundred_commits_leave_out_no_test() -> None:
     assert all(any(is_in_tenth(name, f"commit {number}") for number in range(200)) for name in NAMES)
+
+
+def test_parameters_that_run_each_time_must_exist() -> None:
+    assert [bool(each.marks) for each in rotated(["fast", "other"], ["fast"])] == [False, True]
+    with pytest.raises(AssertionError, match="renamed"):
+        rotated(["fast", "other"], ["renamed"])
 
 
 def collect(*args: str) -> list[str]:

@@ -102,7 +102,7 @@ MUTANTS = [  # the removed guard, the module, its text, the replacement, the tes
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # each runs files of tests
 @pytest.mark.parametrize(
     ("module", "old", "new", "test_files"), [each[1:] for each in MUTANTS], ids=[e[0] for e in MUTANTS]
 )
