@@ -27,10 +27,10 @@ settings.load_profile("timebell")
 
 pytest_plugins = ["timebell.testing"]
 
-# Slow files start first, so that none of them runs alone at the end. Those that mostly compute (the pairs of policies
-# and the model) start while others mostly wait.
+# Slow files start first, so that none of them runs alone at the end. Those that mostly compute (the model) start while
+# others mostly wait.
 SLOW_FILES = (
-    "torture", "test_watch.py", "test_policy_pairs.py", "test_targeted_histories.py", "test_model.py", "test_kill.py",
+    "torture", "test_watch.py", "test_targeted_histories.py", "test_model.py", "test_kill.py",
     "test_schemathesis.py", "faults", "brokers", "test_snippets.py", "test_serve.py", "test_address_ssrf.py",
 )  # fmt: skip
 
