@@ -49,7 +49,7 @@ run: $(VENV)/.run ## install into .venv and start the demo: real jobs within sec
 	$(BIN)/timebell dev examples/quickstart.py
 
 test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, and run them
-	$(BIN)/python -m pytest $(BESIDE) $(if $(SLOW_TENTH),--slow-tenth $(SLOW_TENTH))
+	$(BIN)/python -m pytest $(BESIDE) --one-variant $(if $(SLOW_TENTH),--slow-tenth $(SLOW_TENTH))
 
 test-quick: $(VENV)/.dev ## the quick tests of pure code, the command line and the store: on SQLite, without servers
 	$(BIN)/python -m pytest $(BESIDE) --without-servers $(QUICK)
@@ -69,7 +69,7 @@ mutate: $(VENV)/.dev ## seed small bugs and report those that no test detects (M
 
 fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis, then forged credentials (EXAMPLES=50: more)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz --max-examples $(EXAMPLES)
-	$(BIN)/python -m pytest -q -s -m slow tests/api/test_schemathesis.py -k "credentials or valid_key"
+	$(BIN)/python -m pytest -q -s -m soak tests/api/test_schemathesis.py -k "credentials or valid_key"
 
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens

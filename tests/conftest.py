@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,15 +27,18 @@ settings.load_profile("timebell")
 
 pytest_plugins = ["timebell.testing"]
 
-# Slow files start first, so that none of them runs alone at the end. Those that mostly compute (the pairs of policies
-# and the model) start while others mostly wait.
+# Slow files start first, so that none of them runs alone at the end. Those that mostly compute (the model) start while
+# others mostly wait.
 SLOW_FILES = (
-    "torture", "test_watch.py", "test_policy_pairs.py", "test_targeted_histories.py", "test_model.py", "test_kill.py",
+    "torture", "test_watch.py", "test_targeted_histories.py", "test_model.py", "test_kill.py",
     "test_schemathesis.py", "faults", "brokers", "test_snippets.py", "test_serve.py", "test_address_ssrf.py",
 )  # fmt: skip
 
 # Fixtures that start a server, or programs in processes of their own.
 SERVER_FIXTURES = {"postgres", "mariadb", "start_bouncer"}
+
+# Parameters on which no result should depend: the database and the event loop.
+VARIANTS = {"store_url", "run"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow-tenth", metavar="SEED", help="also run a tenth of the slow tests, chosen by SEED; soaks are left out"
     )
+    parser.addoption(
+        "--one-variant", action="store_true",
+        help="run each test on one database and one event loop, depending on its name; the others are slow"
+    )  # fmt: skip
     parser.addoption("--without-servers", action="store_true", help="leave out the tests that start a server")
 
 
@@ -68,13 +76,38 @@ def uses_server(item: pytest.Item) -> bool:
     return not SERVER_FIXTURES.isdisjoint(names)
 
 
+def other_variants(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return all variants of each test but one, which depends on the name of the test.
+
+    So each folder is tested with all variants. The conformance tests are about their differences, so all of these run.
+    """
+    variants = defaultdict(list)
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is not None and not VARIANTS.isdisjoint(given.params) and "conformance" not in item.path.parts:
+            test, _, case = item.nodeid.partition("[")
+            for value in (value for name, value in given.params.items() if name in VARIANTS):
+                case = case.replace(getattr(value, "__name__", value), "*", 1)
+            variants[f"{test}[{case}"].append(item)
+    return {
+        item
+        for name, group in variants.items()
+        for index, item in enumerate(group)
+        if index != zlib.crc32(name.encode()) % len(group)
+    }
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Remove the tests that the options exclude; sort those of SLOW_FILES first and keep the order of the rest."""
-    omitted = set()
+    omitted = {item for item in items if uses_server(item)} if config.getoption("--without-servers") else set()
+    slow = {item for item in items if "slow" in item.keywords}
+    others: set[pytest.Item] = set()
+    if config.getoption("--one-variant"):
+        others = other_variants([item for item in items if item not in slow | omitted and "soak" not in item.keywords])
     if seed := config.getoption("--slow-tenth"):
-        omitted |= {item for item in items if "slow" in item.keywords and not is_in_tenth(item.nodeid, seed)}
-    if config.getoption("--without-servers"):
-        omitted |= {item for item in items if uses_server(item)}
+        omitted |= {item for item in slow | others if not is_in_tenth(item.nodeid, seed)}
+    else:
+        omitted |= others
     config.hook.pytest_deselected(items=list(omitted))
     items[:] = [item for item in items if item not in omitted]
     items.sort(
@@ -137,8 +170,12 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
-    """A fresh, migrated SQLite file."""
+def sqlite_url(migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh, migrated SQLite file. In this process, commits do not wait for the disk, as on the servers of tests."""
+    from timebell.store.dialects.sqlite import store
+
+    engine_for = store.engine_for
+    monkeypatch.setattr(store, "engine_for", lambda url, **options: engine_for(url, **options | {"durable": False}))
     return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'timebell.db')}"
 
 

@@ -31,6 +31,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.rotation import rotated
 from timebell import Timebell
 from timebell.api import server, v1
 from timebell.engine.waiting_claims import ClaimRequest
@@ -175,12 +176,12 @@ def _send(name: str, base: str, examples: int) -> None:
     sent()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", rotated(OPERATIONS, sorted(OPERATIONS)[::2]))
 def test_generated_requests_get_documented_responses(name: str, base: str) -> None:
-    _send(name, base, 15)
+    _send(name, base, 8)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # ten minutes together
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_many_generated_requests_get_documented_responses(name: str, base: str) -> None:
     _send(name, base, 200)
@@ -206,7 +207,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[
 STATUSES: Counter[tuple[str, int]] = Counter()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the next test counts their responses
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_requests_with_valid_and_forged_credentials(
     name: str, keyed: tuple[str, dict[str, str], dict[str, str]]
@@ -214,11 +215,11 @@ def test_requests_with_valid_and_forged_credentials(
     _send_with_credentials(name, OPERATIONS[name], *keyed, STATUSES)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ten_thousand_requests_had_no_5xx_and_no_429_for_the_valid_key() -> None:
     """Print the responses of all requests above by credentials and status.
 
-    `pytest -m slow -s tests/api/test_schemathesis.py -k "credentials or valid_key"`
+    `pytest -m soak -s tests/api/test_schemathesis.py -k "credentials or valid_key"`
     """
     for (credentials, status), number in sorted(STATUSES.items()):
         print(f"{credentials:>7} {status} {number:>6}")

@@ -1,6 +1,6 @@
 """10,000 jobs for a real BullMQ worker, while Timebell is killed and Redis is flushed: none is lost.
 
-`python -m pytest tests/brokers/test_bullmq_ten_thousand_jobs.py -m slow -s` prints the figures.
+`python -m pytest tests/brokers/test_bullmq_ten_thousand_jobs.py -m soak -s` prints the figures.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def node(url: str, redis: Redis, port: int) -> AsyncIterator[asyncio.subpr
         await process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a minute in real time
 async def test_no_job_is_lost_across_a_kill_and_a_flush(store_url: str, redis: Redis, tmp_path: Path) -> None:
     app, port = Timebell(store_url, timezone="UTC"), free_port()
     app.settings = app.settings.__class__(

@@ -98,6 +98,7 @@ def samples() -> list[str]:
     return [block.text for block in blocks(DOCS / "guides" / "typescript.md") if block.language == "typescript"]
 
 
+@pytest.mark.slow
 def test_no_job_is_lost_by_kills_of_node_and_worker(postgres_url: str, tmp_path: Path) -> None:
     server = Server(tmp_path, postgres_url)
     server.start()

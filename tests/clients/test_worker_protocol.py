@@ -14,6 +14,7 @@ import pytest
 
 from tests import debian_packages
 from tests.docs.pages import DOCS, blocks
+from tests.rotation import rotated
 
 from .server import TIMEOUT_SECONDS, Server, running, running_server
 
@@ -66,7 +67,7 @@ def test_a_sample_runs_jobs_and_reports_failures(server: Server, name: str, tmp_
         assert server.wait_for(bad, "failed")["attempts"][-1]["error"]
 
 
-@pytest.mark.parametrize("name", GRACEFUL_STOPS)
+@pytest.mark.parametrize("name", rotated(GRACEFUL_STOPS, ["worker.mjs"]))
 def test_a_sample_ends_after_its_jobs(server: Server, name: str, tmp_path: Path) -> None:
     with running_sample(name, server, tmp_path) as worker:
         server.wait_for(server.create_job("mail.send", payload={"to": "x"}), "completed")

@@ -385,7 +385,9 @@ async def test_a_replan_runs_in_batches(store: Store, old: Release) -> None:
     assert change.describe() == f"{words} (from 2027-07-01, UTC-05:00 becomes UTC-06:00)"
 
 
-@pytest.mark.parametrize("spec", [NINE, Cron("0 9-17 * * *"), Cron("30 2 * * *"), Cron("0 * * * *")])
+@pytest.mark.parametrize(
+    "spec", [NINE, Cron("0 9-17 * * *"), Cron("30 2 * * *"), pytest.param(Cron("0 * * * *"), marks=pytest.mark.slow)]
+)
 @stored
 async def test_an_audit_accounts_for_occurrences_moved_by_new_tzdata(
     store: Store, old: Release, monkeypatch: pytest.MonkeyPatch, spec: Spec

@@ -27,6 +27,7 @@ from playwright.sync_api import expect
 
 from tests.debian_packages import install
 from tests.docs.pages import DOCS, blocks
+from tests.rotation import rotated
 from tests.servers import Postgres, free_port
 from tests.tls import Authority
 from tests.ui import chromium as browsers
@@ -98,7 +99,7 @@ def database() -> Iterator[Postgres]:
     server.close()
 
 
-@pytest.mark.parametrize("package", ["nginx-light", "caddy"])
+@pytest.mark.parametrize("package", rotated(["nginx-light", "caddy"], ["nginx-light"]))
 def test_the_guide_leads_to_single_sign_on_behind_a_proxy(package: str, tmp_path: Path, database: Postgres) -> None:
     browsers.install_assets()
     _create_tables_and_role(database, tmp_path)

@@ -32,6 +32,7 @@ from typing import Any
 
 import pytest
 
+from tests.rotation import rotated
 from tests.servers import Postgres, free_port
 from timebell import Timebell
 
@@ -63,10 +64,14 @@ def durable_postgres(postgres: Postgres) -> Iterator[Postgres]:
     postgres.set(fsync="off", full_page_writes="off")
 
 
+LONG_PAGES = {"docs/start/tutorial.md", "docs/guides/monitoring.md", "docs/guides/missed-runs-and-overlap.md",
+              "docs/guides/testing.md"}  # fmt: skip
+"""Pages whose snippets run for more than 10 s, except the first ones that a user reads."""
+
 snippets = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
 
 
-@pytest.mark.parametrize("page", snippets, ids=name_of)
+@pytest.mark.parametrize("page", rotated(snippets, {*map(name_of, snippets)} - LONG_PAGES, name_of))
 def test_snippets_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

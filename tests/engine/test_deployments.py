@@ -150,8 +150,8 @@ ALWAYS_TESTED = {
 }
 
 
-@pytest.mark.parametrize("order", [
-    pytest.param(order, id=", ".join(order), marks=() if ", ".join(order) in ALWAYS_TESTED else pytest.mark.slow)
+@pytest.mark.parametrize("order", [  # in many, a lease must expire
+    pytest.param(order, id=", ".join(order), marks=() if ", ".join(order) in ALWAYS_TESTED else pytest.mark.soak)
     for order in orders(4)
 ])  # fmt: skip
 def test_the_newest_live_release_defines_the_schedules(order: tuple[str, ...], nodes_url: str) -> None:

@@ -67,7 +67,7 @@ async def eventually(true: Callable[[], Any], app: Timebell) -> None:
         alarm.close()
 
 
-@pytest.fixture(params=[2, 5], ids=["two nodes", "five nodes"])
+@pytest.fixture(params=[pytest.param(2, marks=pytest.mark.slow), 5], ids=["two nodes", "five nodes"])
 def size(request: pytest.FixtureRequest) -> int:
     nodes: int = request.param
     return nodes

@@ -109,10 +109,10 @@ async def test_slow_boards_due_together_delay_only_their_own_jobs(world: World, 
     for number in range(20):
         board = await watch(app, boards, f"b{number}", "t1" if number % 2 else "default")
         board.seconds = 0.5
-        board.put("1", after(hours=1))
-    await app.schedule_at("plain", after(hours=1), payload={"on": True}, condition={"on": True})
+        board.put("1", after(minutes=5))
+    await app.schedule_at("plain", after(minutes=5), payload={"on": True}, condition={"on": True})
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(hours=2)
+        await world.advance(minutes=15)
     assert len(log.events) == 20
     assert max(log.seconds.values()) <= 0.8
     assert plain.seconds["", ""] <= 0.05
@@ -127,10 +127,10 @@ async def test_a_hung_board_delays_its_own_first_job_only_and_its_row_says_so(
     hung, healthy = [await watch(app, boards, name) for name in ("hung", "healthy")]
     hung.seconds = 3600.0
     for board in (hung, healthy):
-        board.put("1", after(hours=1))
-        board.put("2", after(hours=1, seconds=6))
+        board.put("1", after(minutes=5))
+        board.put("2", after(minutes=5, seconds=6))
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(hours=2)
+        await world.advance(minutes=15)
     lag = log.seconds
     assert lag["healthy", "1"] <= 0.1
     assert lag["healthy", "2"] <= 0.1
@@ -151,9 +151,9 @@ async def test_items_of_one_board_due_together_are_read_in_one_request(world: Wo
     log = app.on("due")(Log())
     board = await watch(app, boards, "board")
     for number in range(200):
-        board.put(str(number), after(hours=1))
+        board.put(str(number), after(minutes=5))
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(hours=2)
+        await world.advance(minutes=15)
     assert len(log.events) == 200
     assert sum(map(len, board.requests)) == 200
     assert len(board.requests) <= 3
@@ -167,15 +167,15 @@ async def test_a_row_that_cannot_be_read_before_delivery_affects_no_other_row(
     log = app.on("due")(Log())
     board = await watch(app, boards, "board")
     for key in ("good", "bad"):
-        board.put(key, after(hours=1))
-    board.put("moved", after(hours=1))
+        board.put(key, after(minutes=5))
+    board.put("moved", after(minutes=5))
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(minutes=30)
+        await world.advance(minutes=1)
         board.problems["bad"] = "not a text"
-        board.put("moved", after(hours=3))
-        await world.advance(hours=1)
+        board.put("moved", after(minutes=20))
+        await world.advance(minutes=10)
         assert sorted(event.payload["itemId"] for event in log.events) == ["bad", "good"]
-        await world.advance(hours=2)
+        await world.advance(minutes=15)
     assert [event.payload["itemId"] for event in log.events][2:] == ["moved"]
     attempts = {job.payload["itemId"]: job.attempts for job in await jobs(app, status="completed")}
     assert [attempts[key] for key in ("good", "moved")] == [[], []]
@@ -194,9 +194,9 @@ async def test_a_pause_requested_by_a_source_binds_all_reads_before_delivery(
     await app.triggers.put("board", "board", "due", "due")
     board.error = SourceFailed("Budget spent.", retry_after=600)
     for minute in (0, 1, 5, 11):
-        board.put(str(minute), after(hours=1, minutes=minute))
+        board.put(str(minute), after(minutes=5 + minute))
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(hours=2)
+        await world.advance(minutes=30)
     assert len(log.events) == 4
     assert [list(keys) for keys in board.requests] == [["0"], ["11"]]
 
@@ -209,12 +209,12 @@ async def test_queries_of_a_hung_source_wait_without_delaying_others(world: Worl
     hung.seconds = 3600.0
     for name in ("hung", "healthy"):
         for _ in range(MAX_READS_PER_SOURCE + 1):
-            await app.schedule_at("due", after(hours=1), payload=name, unless={"source": name, "query": "SELECT 1"})
+            await app.schedule_at("due", after(minutes=5), payload=name, unless={"source": name, "query": "SELECT 1"})
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(hours=1, seconds=1)
+        await world.advance(minutes=5, seconds=1)
         assert [event.payload for event in log.events] == ["healthy"] * (MAX_READS_PER_SOURCE + 1)
         hung.seconds = 0.0
-        await world.advance(hours=1)
+        await world.advance(minutes=10)
     assert len(log.events) == 2 * (MAX_READS_PER_SOURCE + 1)
     assert healthy.error is None
 
@@ -242,9 +242,9 @@ async def test_hundreds_of_slow_boards_of_one_tenant_do_not_wait_for_each_other(
     for number in range(200):
         board = await watch(app, boards, f"b{number}")
         board.seconds = 3600.0 if number < 40 else 0.5
-        board.put("1", after(hours=1))
+        board.put("1", after(minutes=5))
     async with engine(app, **{**QUIET, "heartbeat": 60.0}):
-        await world.advance(hours=2)
+        await world.advance(minutes=15)
     assert len(log.events) == 200
     assert max(seconds for (board, _), seconds in log.seconds.items() if int(board[1:]) >= 40) <= 0.8
 
@@ -266,10 +266,10 @@ async def test_jobs_that_wait_for_a_hung_board_occupy_no_slot(
     hung, healthy = [await watch(app, boards, name) for name in ("hung", "healthy")]
     hung.seconds = 3600.0
     for number in range(60):
-        hung.put(str(number), after(hours=1))
-    healthy.put("healthy", after(hours=1, seconds=1))
+        hung.put(str(number), after(minutes=5))
+    healthy.put("healthy", after(minutes=5, seconds=1))
     async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 10, "threads": 10}) as service:
-        await world.advance(hours=2)
+        await world.advance(minutes=15)
         assert [pool.free_slots for pool in service.worker.pools][:2] == [10, 10]  # async handlers and threads
     assert len(lags) == 61
     assert lags["healthy"] <= 0.1
@@ -294,9 +294,9 @@ async def test_jobs_that_waited_for_their_source_run_in_the_slots_of_the_node(
     board = await watch(app, boards, "board")
     board.seconds = 0.5
     for number in range(12):
-        board.put(str(number), after(hours=1))
+        board.put(str(number), after(minutes=5))
     async with engine(app, **{**QUIET, "heartbeat": 60.0, "slots": 3}) as service:
-        await world.advance(hours=1, seconds=2)
+        await world.advance(minutes=5, seconds=2)
         stopped = [job.id for job in await jobs(app, status="running")]
         for id_ in stopped:  # three in their handlers, the others waiting for a slot
             await app.cancel(id_, stop=True)

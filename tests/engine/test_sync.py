@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -432,8 +433,13 @@ def test_a_driver_connection_is_accepted_and_used_in_its_own_thread(app: Timebel
     url = app.settings.database_url
     app.sync.open()
     for commits in (True, False):
+        place = make_url(url)
         if url.startswith("sqlite"):
-            connection: Any = sqlite3.connect(make_url(url).database or "")  # for this thread only
+            connection: Any = sqlite3.connect(place.database or "")  # for this thread only
+        elif url.startswith("mariadb"):
+            connection = pymysql.connect(
+                host=place.host, port=place.port or 3306, user=place.username, database=place.database
+            )
         else:
             connection = pytest.importorskip("psycopg").connect(url)
         job = app.sync.schedule_at("t", connection=connection)

@@ -10,7 +10,7 @@ import logging
 import sys
 from datetime import datetime
 
-from tests.engine.world import QUIET, Log, World, engine
+from tests.engine.world import QUIET_FOR_DAYS, Log, World, engine
 from timebell import Cron
 from timebell.engine.leader import broker_reconciler
 from timebell.recurrence import tzdata_version
@@ -26,7 +26,7 @@ async def run(url: str, start: datetime, until: datetime, plan: dict[str, str]) 
         await app.schedule_repeat("t", Cron(cron), name=name, payload=name)
         await app.schedule_at("t", "2027-04-06T12:00", payload=f"{name} local")
         await app.schedule_at("t", "2027-04-06T18:00Z", payload=f"{name} instant")
-    async with engine(app, **QUIET):
+    async with engine(app, **QUIET_FOR_DAYS):
         await world.until(until)
     await world.close()
     fired = [[event.payload, event.scheduled_at.isoformat(), event.fired_at.isoformat()] for event in log.events]

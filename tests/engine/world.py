@@ -18,6 +18,7 @@ from timebell.sim.loop import run_virtual
 
 START = datetime(2027, 3, 1, 12, tzinfo=UTC)
 QUIET = {"poll": 3600.0, "heartbeat": 3600.0, "lease": 10_800.0}  # rare polls and heartbeats, for many virtual hours
+QUIET_FOR_DAYS = {name: 24 * seconds for name, seconds in QUIET.items()}
 
 
 def after(**spans: float) -> datetime:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from tests.api.web import SECRET, Web
 from tests.servers import free_port
@@ -31,6 +32,7 @@ async def create_key(url: str) -> str:
         await bell.close()
 
 
+@pytest.mark.slow
 def test_four_workers_fire_each_occurrence_once(postgres_url: str, tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "gunicorn"
     variables = {"TIMEBELL_DATABASE_URL": postgres_url, "TIMEBELL_SECRET_KEY": SECRET}

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.servers import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "precise_triggers"
@@ -40,6 +42,7 @@ def wait_until(probe: Callable[[], Any], within: float = 180.0) -> Any:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_board_dates_fire_move_and_clear_and_a_deleted_board_loses_nothing(tmp_path: Path) -> None:
     port = free_port()
     ours = f"http://127.0.0.1:{port}"

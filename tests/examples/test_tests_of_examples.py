@@ -24,6 +24,7 @@ def test_flask() -> None:
     assert "1 passed" in run_program(*PYTEST, folder=EXAMPLES / "flask_app")
 
 
+@pytest.mark.slow
 def test_shop(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "shop", tmp_path / "shop")  # its tests create a database file
     assert "6 passed" in run_program(*PYTEST, folder=tmp_path / "shop")

@@ -132,7 +132,7 @@ class Load:
                 await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # measures a machine without other work
 async def test_a_backup_under_load_is_complete_and_repeats_nothing_unasked(database: Database) -> None:
     load = Load(database.url)
     began = system_now()

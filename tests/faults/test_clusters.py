@@ -81,7 +81,7 @@ def test_several_writers_of_a_galera_cluster_are_found(tmp_path: Path) -> None:
         cluster.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_member_of_galera_without_its_cluster_is_unavailable(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     try:

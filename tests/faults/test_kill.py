@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.harness import NodeProcess, accounted, ask, forked, jobs, lines, starts, taken_over, wait_until
 from tests.faults.node import BLOCKED_SECONDS, made
+from tests.rotation import rotated
 from timebell import Every, JobSpec, Timebell
 from timebell.engine.time_slice import MAX_COMPLETION_DELAY_SECONDS
 from timebell.model.job import Job, JobState
@@ -92,7 +93,9 @@ def _one_shots_done(url: str) -> bool:
     return all(job.state is JobState.COMPLETED for job in shots) and len(shots) == ALWAYS
 
 
-@pytest.mark.parametrize("operation", POINTS)
+@pytest.mark.parametrize(
+    "operation", rotated(POINTS, ["fire_due_schedules", "claim_batch", "complete_jobs", "complete_serial"])
+)
 def test_a_node_killed_at_any_point_loses_and_duplicates_nothing(
     operation: str, store_url: str, node: Start, effects: Path
 ) -> None:

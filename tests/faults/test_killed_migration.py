@@ -49,7 +49,7 @@ def _tables(url: str) -> dict[str, Any]:
     return tables
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a process for each statement
 @pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
 def test_an_upgrade_killed_at_any_statement_is_resumed(store: str, tmp_path: Any) -> None:
     server: Postgres | MariaDB | None = {"postgres": Postgres, "mariadb": MariaDB}.get(store, lambda: None)()

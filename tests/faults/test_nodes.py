@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, taken_over, wait_until
+from tests.rotation import rotated
 from tests.servers import MariaDB, Postgres
 from timebell import Every, JobSpec, Timebell
 from timebell.features import FEATURES
@@ -21,7 +22,7 @@ from timebell.store.open import upgrade
 Start = Callable[..., NodeProcess]
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", rotated([2, 5], ["5"]))
 def test_nodes_that_wake_in_the_same_second_create_one_job(
     count: int, nodes_url: str, node: Start, effects: Path
 ) -> None:
@@ -188,7 +189,7 @@ def test_a_second_engine_on_one_sqlite_file_is_refused(sqlite_url: str, node: St
     assert third.terminate()[0] == 0
 
 
-@pytest.mark.parametrize("policy", ["latest", "all", "skip"])
+@pytest.mark.parametrize("policy", rotated(["latest", "all", "skip"], ["latest"]))
 def test_an_outage_across_occurrences_leaves_a_row_for_each(
     policy: str, store_url: str, node: Start, effects: Path
 ) -> None:

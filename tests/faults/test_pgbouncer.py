@@ -35,7 +35,7 @@ def server() -> Iterator[Postgres]:
     server.close()
 
 
-@pytest.fixture(params=["transaction", "session"])
+@pytest.fixture(params=["transaction", pytest.param("session", marks=pytest.mark.slow)])
 def start_bouncer(request: pytest.FixtureRequest) -> Iterator[StartBouncer]:
     """Start a PgBouncer in each mode before a server."""
     if find_program() is None:
@@ -112,6 +112,7 @@ async def test_a_slow_statement_is_not_taken_for_a_silent_server(server: Postgre
         assert len(calls) == 1
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_server_or_of_the_pooler_is_survived(
     server: Postgres, start_bouncer: StartBouncer
 ) -> None:

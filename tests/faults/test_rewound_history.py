@@ -54,7 +54,7 @@ class Pair:
         self.standby.promote()
 
 
-@pytest.fixture(params=["postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
+@pytest.fixture(params=["postgres", pytest.param("mariadb", marks=pytest.mark.soak)])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     with TemporaryDirectory() as folder:
         if request.param == "postgres":

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.faults.harness import NodeProcess, ask, jobs, lines, wait_until
+from tests.rotation import rotated
 from timebell import Every, JobSpec, Timebell
 from timebell.model.job import JobState
 from timebell.store.transaction import Transaction
@@ -42,7 +43,7 @@ def _completed(url: str) -> list[tuple[str, int]]:
     return sorted((job.id, job.attempt) for job in jobs(url, status=["completed"]))
 
 
-@pytest.mark.parametrize("topic", ["order", "plain-order"])
+@pytest.mark.parametrize("topic", rotated(["order", "plain-order"], ["order"]))
 @pytest.mark.parametrize("kind", POINTS)
 def test_rows_of_handlers_match_completed_jobs_wherever_a_node_is_killed(
     kind: str, topic: str, store_url: str, node: Start, effects: Path

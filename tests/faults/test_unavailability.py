@@ -73,7 +73,7 @@ def test_every_state_of_postgres_is_classified(postgres_server: Postgres) -> Non
     asyncio.run(body())
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # hundreds of errors of a server of its own
 def test_every_error_of_mariadb_is_classified(mariadb_server: MariaDB) -> None:
     async def body() -> None:
         async with _opened(mariadb_server.url) as store:

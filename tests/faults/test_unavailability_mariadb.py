@@ -22,7 +22,7 @@ from timebell.store.open import open_store
 from timebell.store.transaction import Transaction
 from timebell.store.unavailability import MARIADB_ERRORS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak  # a server per test, on a machine without other work
 
 CLIENT_ERRORS = range(2000, 3000)  # of the driver, not of the server
 MIN_CONNECTIONS = 10  # the lowest limit that the server allows

@@ -124,7 +124,7 @@ def test_killed_nodes_raise_an_alarm(store_url: str, start: Start, node: Nodes, 
     assert watch.end() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_frozen_nodes_raise_an_alarm(nodes_url: str, start: Start, node: Nodes, effects: Path) -> None:
     ticking(nodes_url)
     nodes = [node(nodes_url) for _ in range(2)]
@@ -139,7 +139,11 @@ def test_frozen_nodes_raise_an_alarm(nodes_url: str, start: Start, node: Nodes, 
 
 
 @pytest.mark.parametrize(  # one watch process for all
-    "store", ["postgres", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "mariadb"))]
+    "store",
+    [
+        pytest.param("postgres", marks=pytest.mark.slow),
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("sqlite", "mariadb")),
+    ],
 )
 def test_a_stuck_planner_of_live_nodes_raises_an_alarm(
     store: str, request: pytest.FixtureRequest, start: Start, node: Nodes, effects: Path, tmp_path: Path
@@ -160,7 +164,8 @@ def test_a_stuck_planner_of_live_nodes_raises_an_alarm(
     wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is resolved")
 
 
-@pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.soak)])
 def test_an_unresponsive_database_raises_an_alarm(
     how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes
 ) -> None:
@@ -205,7 +210,7 @@ def _processes(server: Postgres | MariaDB) -> list[int]:
 
 
 def test_a_missing_sqlite_file_raises_an_alarm(sqlite_url: str, start: Start, node: Nodes) -> None:
-    watch = watching(start, sqlite_url)
+    watch = watching(start, sqlite_url, **FAST_HEARTBEAT)
     Path(sqlite_url.removeprefix("sqlite:///")).unlink()
     alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()

@@ -7,15 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.extended_machine import ExtendedMachine
 from tests.model.machine import Machine
 from tests.model.mutants import MUTANTS, Mutant
+from tests.rotation import rotated
 from timebell.errors import TimebellError
 
-EXAMPLES, STEPS, EXAMPLES_PER_MUTANT = 40, 30, 600
+EXAMPLES, STEPS, EXAMPLES_PER_MUTANT = 12, 30, 600
 PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
 
 
@@ -31,8 +32,9 @@ def run(
     run_state_machine_as_test(machine, settings=chosen)
 
 
-def test_no_history_loses_duplicates_or_blocks_a_job_or_starts_one_early() -> None:
-    run(EXAMPLES)
+@pytest.mark.parametrize("part", rotated(range(8), "0"))
+def test_no_history_loses_duplicates_or_blocks_a_job_or_starts_one_early(part: int) -> None:
+    run(EXAMPLES, seed(part)(type("Machine", (Machine,), {})) if part else Machine)
 
 
 @pytest.mark.soak
@@ -41,7 +43,7 @@ def test_thousands_of_random_histories_keep_all_invariants(machine: type[Machine
     run(int(os.environ.get("TIMEBELL_TEST_EXAMPLES", "5000")), machine, random=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # some take many minutes
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name) for one in MUTANTS])
 def test_the_model_detects_each_seeded_bug(mutant: Mutant) -> None:
     before = Machine.made

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.model import invariants
 from tests.model.extended_machine import ExtendedMachine
@@ -14,8 +15,6 @@ from tests.model.inputs import Drawn, Grid
 from tests.model.mutants import MUTANTS
 
 NO_LIMITS = {"concurrency": None, "concurrency_per_group": None, "rate": None, "per": 10}
-INTERLEAVINGS = int(os.environ.get("TIMEBELL_TEST_INTERLEAVINGS", "70"))
-"""Orders of operations in which each history is run: about a thousand in all."""
 POLICIES = {"catch_up": "latest", "catch_up_limit": 100, "catch_up_window": 86_400}
 
 
@@ -170,9 +169,21 @@ def test_a_targeted_history_detects_its_bug_and_passes_without_it(bug: str) -> N
         play(history)
 
 
-@pytest.mark.parametrize("history", [*dict.fromkeys(one for one, _ in AIMED.values()), stepped_clock])
-def test_targeted_histories_pass_in_every_order_of_operations(history: Callable[[ExtendedMachine], None]) -> None:
-    for interleaving in range(1, INTERLEAVINGS + 1):
+def interleavings() -> Iterator[ParameterSet]:
+    """Yield each history with orders of operations; a thousand of them run each time, fewer of longer histories."""
+    short = (rate, expired, group, group_release, serial, stepped_clock)
+    for history in dict.fromkeys([*(history for history, _ in AIMED.values()), stepped_clock]):
+        last = int(os.environ.get("TIMEBELL_TEST_INTERLEAVINGS", 110 if history in short else 34))
+        yield pytest.param(history, range(1, last + 1), id=history.__name__)
+        if history not in short:
+            yield pytest.param(history, range(35, 71), id=f"{history.__name__}-more", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("history", "orders"), [*interleavings()])
+def test_targeted_histories_pass_in_every_order_of_operations(
+    history: Callable[[ExtendedMachine], None], orders: range
+) -> None:
+    for interleaving in orders:
         play(history, interleaving)
 
 

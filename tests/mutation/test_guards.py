@@ -30,7 +30,7 @@ def test_each_guard_is_in_the_code_and_its_tests_exist() -> None:
             assert is_there or not function, f"{guard.name}: there is no {test}"
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # each runs files of tests
 @pytest.mark.parametrize("guard", [pytest.param(guard, id=guard.name) for guard in ALL_GUARDS])
 def test_changed_guard_is_detected(tmp_path: Path, guard: Guard) -> None:
     shutil.copytree(ROOT / "src" / "timebell", tmp_path / "timebell")
@@ -38,7 +38,7 @@ def test_changed_guard_is_detected(tmp_path: Path, guard: Guard) -> None:
     source = path.read_text()
     path.write_text(source.replace(guard.text, guard.replacement))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", f"not ({LEFT_OUT})",
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not soak", "-k", f"not ({LEFT_OUT})",
          *(f"tests/{test}" for test in guard.tests)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, capture_output=True,
         text=True, timeout=240,

@@ -217,6 +217,7 @@ async def bill(event):
 """
 
 
+@pytest.mark.slow
 def test_one_failed_nightly_job_raises_the_alert_within_two_evaluations(start: Start, tmp_path: Path) -> None:
     prometheus, port, own = tool("prometheus"), free_port(), free_port()
     (tmp_path / "nightly.py").write_text(NIGHTLY_APP)

@@ -29,7 +29,7 @@ FILTER = "from timebell.integrations.alembic import include_name"
 WITH_FILTER = {"imports": FILTER, "arguments": "include_name=include_name"}
 
 
-@pytest.fixture(scope="session", params=["installed", pytest.param("2.0", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=["installed", pytest.param("2.0", marks=pytest.mark.soak)])
 def sqlalchemy_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with another version of SQLAlchemy; empty for the installed one."""
     folder = tmp_path_factory.mktemp("sqlalchemy")
@@ -100,7 +100,7 @@ def test_tables_in_a_schema_of_their_own_need_no_filter(
     postgres.drop_database(url)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # runs three files of tests
 def test_the_library_works_on_this_sqlalchemy(sqlalchemy_path: str, tmp_path: Path) -> None:
     tests = ("tests/conformance/test_caller_connections.py", "tests/engine/test_own_schema.py",
              "tests/engine/test_app_public_api.py")  # fmt: skip

@@ -153,7 +153,7 @@ def test_the_wheel_of_another_package_contains_only_its_own_package(project: str
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # installs packages from the network
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_package_installs_and_runs_in_an_empty_environment(kind: str, tmp_path: Path) -> None:
     output = tmp_path / "dist"

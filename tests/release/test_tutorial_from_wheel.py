@@ -30,7 +30,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # installs packages from the network
 def test_the_tutorial_runs_from_the_wheel(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "dist")
     (wheel,) = (tmp_path / "dist").iterdir()

@@ -52,7 +52,7 @@ with World(start=start, seed=int(sys.argv[1]), nodes=3) as world:
     world.outage(start + timedelta(minutes=14), start + timedelta(minutes=15), of="database")
     world.at(start + timedelta(minutes=20, seconds=30), lambda: world.crash("node-2"))
     world.crash(at="complete_serial.commit")
-    world.run(world.advance(minutes=40))
+    world.run(world.advance(minutes=25))
     sys.stdout.buffer.write(world.dump_rows())
 """
 

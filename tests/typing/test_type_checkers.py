@@ -88,17 +88,20 @@ def write_snippets(folder: Path) -> list[Path]:
     return modules
 
 
-checkers = pytest.mark.parametrize("check", [run_mypy, run_pyright], ids=["mypy", "pyright"])
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the checkers keep what they know of other modules."""
+    return tmp_path_factory.mktemp("checkers")
 
 
-@checkers
-def test_every_planted_mistake_is_found(check: Callable[[list[Path], Path], Errors], tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", [run_mypy, run_pyright], ids=["mypy", "pyright"])
+def test_every_planted_mistake_is_found(check: Callable[[list[Path], Path], Errors], cache: Path) -> None:
     planted = {
         number: line.strip()
         for number, line in enumerate(MISTAKES.read_text().splitlines(), 1)
         if line.endswith("# mistake")
     }
-    all_reported = check([MISTAKES, HERE / "ported_samples.py"], tmp_path / "cache")
+    all_reported = check([MISTAKES, HERE / "ported_samples.py"], cache)
     reported = all_reported.pop(MISTAKES.resolve(), {})
     assert len(planted) >= 80
     assert [planted[number] for number in planted if number not in reported] == []
@@ -106,14 +109,18 @@ def test_every_planted_mistake_is_found(check: Callable[[list[Path], Path], Erro
     assert all_reported == {}, "a sample that is correct"
 
 
-@checkers
-def test_examples_and_snippets_have_no_false_alarm(check: Callable[[list[Path], Path], Errors], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "check", [run_mypy, pytest.param(run_pyright, marks=pytest.mark.slow)], ids=["mypy", "pyright"]
+)
+def test_examples_and_snippets_have_no_false_alarm(
+    check: Callable[[list[Path], Path], Errors], cache: Path, tmp_path: Path
+) -> None:
     """Only calls and decorators count: snippets leave out what a page need not repeat."""
     files = write_snippets(tmp_path)
     for example in (ROOT / "examples").glob("*/*.py"):  # mypy needs unique module names
         files.append(tmp_path / f"example_{example.parent.name}_{example.name}")
         files[-1].write_text(example.read_text())
-    reported = check(files, tmp_path / "cache")
+    reported = check(files, cache)
     false_alarms = []
     for file, lines in reported.items():
         for number, message in lines.items():

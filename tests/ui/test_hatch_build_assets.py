@@ -53,7 +53,7 @@ def test_a_build_without_npm_warns_or_fails_if_assets_are_required(
         hook.initialize("standard", {})
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # builds packages
 def test_wheel_and_sdist_contain_the_assets_and_the_sdist_builds_without_npm(tmp_path: Path) -> None:
     browsers.install_assets()
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]

@@ -114,6 +114,7 @@ def test_single_sign_on_from_link_to_sign_out(chromium: Chromium, installation: 
         assert not [line for line in window.messages if "Content Security Policy" in line]
 
 
+@pytest.mark.slow
 def test_a_user_without_a_role_gets_an_explanation(chromium: Chromium, installation: Installation) -> None:
     with open_window(chromium, installation.url, bypass_csp=True) as window:
         page = window.open("/ui/sign-in")
@@ -127,6 +128,7 @@ def test_a_user_without_a_role_gets_an_explanation(chromium: Chromium, installat
         assert "__Host-timebell" not in {cookie["name"] for cookie in page.context.cookies(installation.url)}
 
 
+@pytest.mark.slow
 def test_a_user_who_cancels_returns_to_the_sign_in_page(chromium: Chromium, installation: Installation) -> None:
     with open_window(chromium, installation.url) as window:
         page = window.open("/ui/sign-in")
@@ -136,6 +138,7 @@ def test_a_user_who_cancels_returns_to_the_sign_in_page(chromium: Chromium, inst
         expect(page.get_by_role("link", name="Sign in at localhost")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_while_the_provider_is_down_the_page_says_so_and_accepts_passwords(
     chromium: Chromium, installation: Installation
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import Page, Route, TimeoutError, expect
 
+from tests.rotation import rotated
 from timebell_fcm_emulator import FakeFcm
 
 from . import chromium as browsers
@@ -69,7 +70,7 @@ def _all_pages(served: Served) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", rotated(["light", "dark"], ["light"]))
 def test_main_pages_have_no_accessibility_violations_or_console_messages(
     chromium: Chromium, served: Served, theme: str
 ) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from . import chromium as browsers
 from .chromium import open_window
 from .tasks import TASKS, fill_on_call, measure, on_call_app
 
 
+@pytest.mark.slow
 def test_each_task_of_a_user_on_call_needs_few_steps(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/timebell.db"
     with (

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import Page, expect
 
+from tests.rotation import rotated
 from timebell.tenancy import totp
 from timebell_fcm_emulator import FakeFcm
 
@@ -36,7 +37,7 @@ def chromium() -> Iterator[Chromium]:
         yield browser
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", rotated(["light", "dark"], ["dark"]))
 def test_pages_have_no_console_messages_and_fit_on_a_phone(chromium: Chromium, served: Served, theme: str) -> None:
     overflows: dict[str, int] = {}
     with open_window(chromium, served.url, color_scheme=theme) as window:
@@ -55,7 +56,7 @@ def test_pages_have_no_console_messages_and_fit_on_a_phone(chromium: Chromium, s
     assert not overflows
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", rotated(["light", "dark"], ["light"]))
 def test_pages_have_no_accessibility_violations(chromium: Chromium, served: Served, theme: str) -> None:
     script, violations = browsers.load_axe(), dict[str, Any]()
     with open_window(chromium, served.url, color_scheme=theme, bypass_csp=True) as window:

@@ -1,12 +1,16 @@
-"""The selection of tests: a tenth of the slow ones for each commit, and those that start no server."""
+"""The selection of tests: a tenth of the slow ones for each commit, one variant of each, those without a server."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+
+import pytest
 
 from tests.conftest import is_in_tenth
 from tests.docs.pages import ROOT
+from tests.rotation import rotated
 
 NAMES = [f"tests/test_module.py::test_case[{number}]" for number in range(5000)]
 
@@ -26,11 +30,26 @@ def test_two_hundred_commits_leave_out_no_test() -> None:
     assert all(any(is_in_tenth(name, f"commit {number}") for number in range(200)) for name in NAMES)
 
 
+def test_parameters_that_run_each_time_must_exist() -> None:
+    assert [bool(each.marks) for each in rotated(["fast", "other"], ["fast"])] == [False, True]
+    with pytest.raises(AssertionError, match="renamed"):
+        rotated(["fast", "other"], ["renamed"])
+
+
+def collect(*args: str) -> list[str]:
+    """Return the ids of the tests that pytest selects."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0", *args]
+    return [line for line in subprocess.check_output(command, cwd=ROOT, text=True).splitlines() if "::" in line]
+
+
 def test_without_servers_leaves_only_sqlite_of_the_conformance_tests() -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0"]
-    listed = subprocess.check_output(
-        [*command, "--without-servers", "tests/conformance/test_schema.py"], cwd=ROOT, text=True
-    )
-    assert "[sqlite]" in listed
-    assert "postgres" not in listed
-    assert "mariadb" not in listed
+    listed = collect("--without-servers", "tests/conformance/test_schema.py")
+    assert any("[sqlite]" in name for name in listed)
+    assert not any("postgres" in name or "mariadb" in name for name in listed)
+
+
+def test_one_of_two_variants_is_chosen_and_all_of_conformance_tests() -> None:
+    files = ("tests/faults/test_kill.py", "tests/conformance/test_schema.py")
+    chosen, every = (set(collect(*options, *files)) for options in (["--one-variant"], []))
+    cases, left_out = (Counter(name.partition("[")[0] for name in names) for names in (chosen, every - chosen))
+    assert left_out == {name: count for name, count in cases.items() if name.startswith(files[0])}

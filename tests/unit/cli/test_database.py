@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,8 +103,14 @@ def test_doctor_reports_an_invalid_url(url: str, cli: Cli) -> None:
     assert "hunter2" not in done.out + done.err
 
 
+@pytest.fixture
+def durable_sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
+    """A fresh, migrated SQLite file with the usual settings."""
+    return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'timebell.db')}"
+
+
 @pytest.mark.parametrize(
-    "store_url", ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+    "store_url", ["durable_sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
 )
 def test_doctor_reports_no_problem_of_a_healthy_database(
     store_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch

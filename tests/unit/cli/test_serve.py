@@ -85,6 +85,7 @@ def job_of(url: str, id_: str) -> Job:
     return asyncio.run(find())
 
 
+@pytest.mark.slow
 def test_quickstart_prints_its_fires_and_serves_the_dashboard(start: Start) -> None:
     port = free_port()
     process = start("dev", QUICKSTART, "--port", port)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rotation import rotated
 from timebell import Calendar, Cron, Dates, Every, RRule
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import OnCalendar, Spec, recurrence_from_json, spec_from_json, zone
@@ -99,7 +100,7 @@ def test_each_occurrence_on_a_free_day_is_skipped_or_moved(name: str, roll: str,
 
 @pytest.mark.parametrize("spec", [Cron("*/20 * * * *"), Every("PT45M", START), Every("P1D", datetime(2027, 1, 1, 9)),
                                   Dates([datetime(2027, 3, day, 9) for day in range(8, 20)])])  # fmt: skip
-@pytest.mark.parametrize("name", CALENDARS)
+@pytest.mark.parametrize("name", rotated(CALENDARS, ["week", "holidays"]))
 def test_specs_without_fixed_times_skip_free_local_dates(spec: Spec, name: str) -> None:
     calendar = CALENDARS[name]
     for place in ZONES:

@@ -131,10 +131,7 @@ def test_only_http_ports_below_1024_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("listener", ["127.0.0.1", "0.0.0.0", "::", "localhost", "timebell.example"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "timebell.example", "other.example", "127.0.0.2"])
-def test_own_listeners_are_refused_even_if_loopback_is_allowed(
-    run: Run, delivery: Delivery, listener: str, host: str
-) -> None:
+def test_own_listeners_are_refused_even_if_loopback_is_allowed(run: Run, delivery: Delivery, listener: str) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
@@ -142,9 +139,14 @@ def test_own_listeners_are_refused_even_if_loopback_is_allowed(
         async with canary() as bird, sink() as other:
             guard = AddressGuard(True, True, listeners=[(listener, bird.port)], resolve=resolve)
             target = target_for(bird, guard)
-            outcome = await target.deliver(delivery, {"url": f"http://{host}:{bird.port}/"})
-            assert (outcome.code, bird.dialed, bird.hits) == ("ADDRESS_REFUSED", [], 0)
-            if host != "127.0.0.2":
+            hosts = ["127.0.0.2", "127.0.0.1", "localhost", "timebell.example", "other.example"]
+            urls = [f"http://{host}:{bird.port}/" for host in hosts]
+            outcomes = await asyncio.gather(*(target.deliver(delivery, {"url": url}) for url in urls))
+            assert {url: outcome.code for url, outcome in zip(urls, outcomes, strict=True)} == dict.fromkeys(
+                urls, "ADDRESS_REFUSED"
+            )
+            assert (bird.dialed, bird.hits) == ([], 0)
+            for host in hosts[1:]:
                 assert (await target.deliver(delivery, {"url": f"http://{host}:{other.port}/status/200"})).delivered
 
     run(main())
