@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import cProfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,17 +81,12 @@ async def work(url: str, spec: dict[str, Any]) -> None:
         pass
 
     child.tune_process()
-    profiler = cProfile.Profile() if "profile" in spec else None
     child.report_startup()
-    if profiler is not None:
-        profiler.enable()
-    async with app.running():
-        await asyncio.sleep(1)  # until after its first heartbeat
-        await child.report_until_closed(spec["out"])
-        if profiler is not None:
-            profiler.disable()
-            profiler.dump_stats(spec["profile"])
-        child.print_json(passes_ms=planner_passes)
+    with child.profiling(spec):
+        async with app.running():
+            await asyncio.sleep(1)  # until after its first heartbeat
+            await child.report_until_closed(spec["out"])
+            child.print_json(passes_ms=planner_passes)
     await app.close()
 
 
