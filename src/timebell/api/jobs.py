@@ -32,9 +32,10 @@ from timebell.client.job_fields import parse_job
 from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
-from timebell.model.job import STATE_WORDS, Job
+from timebell.model.job import STATE_WORDS, Job, NewJob
 from timebell.model.operation import OperationKind
 from timebell.store.jobs import repository
+from timebell.store.jobs.recorded_creation import create_recorded, needs_lookup
 from timebell.store.jobs.search import JobSearch
 from timebell.tenancy.roles import Role, require
 
@@ -145,13 +146,28 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
     spec = parse_job(fields)
     spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
     require_query_permission(ctx, spec.unless)
-    (created,) = await ctx.app._jobs.create([spec], on_conflict=on_conflict, connection=ctx.connection)
+
+    async def respond(new: NewJob) -> Response:
+        ctx.subject = new.id
+        job = job_from_new(new)
+        return job_response(job, 201, await warn_if_unhandled(ctx, job.topic, job.target))
+
+    response: Response | None = None
+
+    async def insert_recorded(new: NewJob) -> bool:
+        nonlocal response
+        if needs_lookup(new) or not ctx.may_record_early:
+            return False
+        response = await respond(new)
+        return await ctx.record_early(create_recorded, new, after=response.body)
+
+    (created,) = await ctx.app._jobs.create(
+        [spec], on_conflict=on_conflict, connection=ctx.connection, insert_single=insert_recorded
+    )
     if isinstance(created, str):  # the id of the existing job
         ctx.subject = created
         return job_response(await ctx.app._jobs.get(created, spec.tenant_id, ctx.connection))
-    ctx.subject = created.id
-    job = job_from_new(created)
-    return job_response(job, 201, await warn_if_unhandled(ctx, job.topic, job.target))
+    return await respond(created) if response is None else response
 
 
 @routes.post("/jobs/preview", response_model=JobPreview, **read_route())

@@ -90,6 +90,9 @@ class RequestContext:
     subject: id or name of the changed object, for the audit record; `before` is its previous state.
     replay_body: body to store for repeated requests, if it must differ from the first response (secrets).
     dry_run: the request changed nothing, so it is neither audited nor counted.
+    action: name of the change in the audit log; `body_size` is the size of the request body in bytes.
+    may_record_early: the route function may call `record_early`. Afterwards it is False.
+    is_recorded: it has done so, and the change is complete.
     """
 
     app: Timebell
@@ -103,6 +106,10 @@ class RequestContext:
     before: Any = None
     replay_body: Any = None
     dry_run: bool = False
+    action: str = ""
+    body_size: int = 0
+    may_record_early: bool = False
+    is_recorded: bool = False
 
     @property
     def tenant_id(self) -> str:
@@ -114,6 +121,17 @@ class RequestContext:
         if self.connection is None:
             return await self.app.store.run(operation, *args, **kwargs)
         return await self.app.store.join(self.connection, operation, *args, **kwargs)
+
+    async def record_early(self, operation: Callable[..., Any], *args: Any, after: bytes | memoryview) -> bool:
+        """Run an operation that makes the whole change and writes its audit record; return whether it did so.
+
+        `operation` is called with `args`, the record, the UTC day and the size of the request.
+        """
+        record = _audit_record(self, orjson.loads(after))
+        day = usage.utc_day(self.now)
+        self.is_recorded = await self.run(operation, *args, record, day, self.body_size)
+        self.may_record_early = False
+        return self.is_recorded
 
 
 async def _get_context(request: Request) -> RequestContext:
@@ -344,33 +362,32 @@ async def _run_idempotently(
         if previous is not None:
             return _replay_response(previous, digests)
     ctx.subject = ctx.before = ctx.replay_body = None
+    ctx.action, ctx.body_size, ctx.is_recorded = action, len(body), False
+    ctx.may_record_early = key is None and ctx.body_size > 0 and not ctx.limits.has_usage_limits
     response: Response = await inner(request)
+    if ctx.is_recorded:
+        return response
     replay_body = bytes(response.body) if ctx.replay_body is None else orjson.dumps(ctx.replay_body)
     stored = None
     if key is not None:
         headers = {name: response.headers[name] for name in STORED_HEADERS if name in response.headers}
         stored = StoredResponse(digest, response.status_code, headers, replay_body.decode())
     after = None if action.endswith(".delete") and ctx.before is not None else replay_body or None
-    await ctx.run(_finish_change, ctx, action, len(body), after, key, stored)
+    await ctx.run(_finish_change, ctx, after, key, stored)
     return response
 
 
 def _finish_change(
-    tx: Transaction,
-    ctx: RequestContext,
-    action: str,
-    size: int,
-    after: bytes | None,
-    key: str | None,
-    stored: StoredResponse | None,
+    tx: Transaction, ctx: RequestContext, after: bytes | None, key: str | None, stored: StoredResponse | None
 ) -> None:
     """Finish a change: count usage, check the tenant's limits, write the audit record and store the response.
 
     Limits are checked after the change, so that they include what the request created. Raises LimitReached.
     """
     if not ctx.dry_run:
-        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action), size)
-        record = _audit_record(ctx, action, None if after is None else orjson.loads(after))
+        size, created_kind = ctx.body_size, LIMIT_BY_ACTION.get(ctx.action)
+        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, created_kind, size)
+        record = _audit_record(ctx, None if after is None else orjson.loads(after))
         if size:
             usage.record_change(tx, record, usage.utc_day(ctx.now), size)
         else:
@@ -381,10 +398,11 @@ def _finish_change(
 
 async def write_audit_record(ctx: RequestContext, action: str) -> None:
     """Write the audit record of a change, in its transaction."""
-    await ctx.run(audit_log.write_record, _audit_record(ctx, action, None))
+    ctx.action = action
+    await ctx.run(audit_log.write_record, _audit_record(ctx, None))
 
 
-def _audit_record(ctx: RequestContext, action: str, after: Any) -> AuditRecord:
+def _audit_record(ctx: RequestContext, after: Any) -> AuditRecord:
     """Build the audit record. `after` is the new state of the subject.
 
     It is timed when it is written, right before the commit: the export of the audit log depends on that.
@@ -393,7 +411,7 @@ def _audit_record(ctx: RequestContext, action: str, after: Any) -> AuditRecord:
     name = object_name(after, ctx.before)
     before, after = describe_change(ctx.before, after)
     return AuditRecord(
-        id=new_id(now), tenant_id=ctx.tenant_id, at=now, actor=caller.actor, actor_kind=caller.kind, action=action,
+        id=new_id(now), tenant_id=ctx.tenant_id, at=now, actor=caller.actor, actor_kind=caller.kind, action=ctx.action,
         subject=ctx.subject, subject_name=name, key_id=caller.key.id if caller.key else None, address=caller.address,
         before=before, after=after, request_id=ctx.request_id,
     )  # fmt: skip

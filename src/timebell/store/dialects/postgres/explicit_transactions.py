@@ -20,7 +20,7 @@ from timebell.store.dialects.handler_transactions import run_to_completion
 from timebell.store.dialects.postgres.connections import driver_of
 from timebell.store.dialects.postgres.transaction import PostgresTransaction
 from timebell.store.recent_writes import Written
-from timebell.store.transaction import NO_SUBJECTS, READ_ONLY_OPERATIONS, Dialect, Steps
+from timebell.store.transaction import NO_SUBJECTS, READ_ONLY_OPERATIONS, WHOLE_TRANSACTIONS, Dialect, Steps
 
 
 class ExplicitTransaction:
@@ -39,13 +39,18 @@ class ExplicitTransaction:
 
     async def join(self, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation in this transaction."""
-        if self.begun is None and operation not in READ_ONLY_OPERATIONS:
+        is_whole = self.begun is None and operation in WHOLE_TRANSACTIONS
+        if self.begun is None and not is_whole and operation not in READ_ONLY_OPERATIONS:
             self.begun = self.driver.transaction(isolation="read_committed")
             await self.begun.start()
         tx = PostgresTransaction(self._connection, self._dialect, Steps(getattr(operation, "__name__", "operation")))
         result = await greenlet_spawn(operation, tx, *args, **kwargs)
-        self.subjects |= tx.subjects
-        self.written += tx.written
+        if is_whole:
+            tx.steps.at("done")
+            self._publish(tx.subjects, tx.written)
+        else:
+            self.subjects |= tx.subjects
+            self.written += tx.written
         return result
 
     async def __aenter__(self) -> Self:
