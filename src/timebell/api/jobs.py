@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -132,7 +132,11 @@ def resolve_tenant(ctx: Context, requested: object) -> str:
 def job_response(job: Job, status: int = 200, warnings: Sequence[str] = ()) -> Response:
     """Return a job as a response; a created job (201) with its Location."""
     body = render_job(job) | ({"warnings": list(warnings)} if warnings else {})
-    return json_response(body, status, {"Location": f"/api/v1/jobs/{job.id}"} if status == 201 else None)
+    return json_response(body, status, _location(job.id) if status == 201 else None)
+
+
+def _location(id_: str) -> dict[str, str]:
+    return {"Location": f"/api/v1/jobs/{id_}"}
 
 
 @routes.post(
@@ -147,19 +151,20 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
     spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
     require_query_permission(ctx, spec.unless)
 
-    async def respond(new: NewJob) -> Response:
+    async def render_created(new: NewJob) -> dict[str, Any]:
         ctx.subject = new.id
         job = job_from_new(new)
-        return job_response(job, 201, await warn_if_unhandled(ctx, job.topic, job.target))
+        warnings = await warn_if_unhandled(ctx, job.topic, job.target)
+        return render_job(job) | ({"warnings": warnings} if warnings else {})
 
-    response: Response | None = None
+    rendered: dict[str, Any] | None = None
 
     async def insert_recorded(new: NewJob) -> bool:
-        nonlocal response
+        nonlocal rendered
         if needs_lookup(new) or not ctx.may_record_early:
             return False
-        response = await respond(new)
-        return await ctx.record_early(create_recorded, new, after=response.body)
+        rendered = await render_created(new)
+        return await ctx.record_early(create_recorded, new, after=rendered)
 
     (created,) = await ctx.app._jobs.create(
         [spec], on_conflict=on_conflict, connection=ctx.connection, insert_single=insert_recorded
@@ -167,7 +172,7 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
     if isinstance(created, str):  # the id of the existing job
         ctx.subject = created
         return job_response(await ctx.app._jobs.get(created, spec.tenant_id, ctx.connection))
-    return await respond(created) if response is None else response
+    return json_response(rendered or await render_created(created), 201, _location(created.id))
 
 
 @routes.post("/jobs/preview", response_model=JobPreview, **read_route())
