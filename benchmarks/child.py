@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import array
 import asyncio
+import cProfile
 import gc
 import json
 import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvloop
@@ -74,6 +76,21 @@ def tune_process() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     sys.setswitchinterval(0.0005)
+
+
+@contextmanager
+def profiling(spec: dict[str, Any]) -> Iterator[None]:
+    """Write a profile of the block to the file that the spec names, if it names one."""
+    if "profile" not in spec:
+        yield
+        return
+    profiler = cProfile.Profile(time.thread_time)
+    profiler.enable()
+    try:
+        yield
+    finally:
+        profiler.disable()
+        profiler.dump_stats(spec["profile"])
 
 
 def report_startup() -> None:

@@ -26,7 +26,7 @@ from timebell.app import Timebell
 CHUNK = 65_536
 
 
-async def serve(url: str, _: dict[str, Any]) -> None:
+async def serve(url: str, spec: dict[str, Any]) -> None:
     """Run a node with its API until standard input closes."""
     app = Timebell(url, timezone="UTC")
     app.settings = dataclasses.replace(app.settings, secret_key="a secret key of the benchmark")
@@ -35,7 +35,8 @@ async def serve(url: str, _: dict[str, Any]) -> None:
     child.tune_process()
     async with server.serving(web, listening), app.running():
         child.print_json(port=listening.getsockname()[1])
-        await _wait_until_input_closes()
+        with child.profiling(spec):
+            await _wait_until_input_closes()
     await app.close()
 
 
@@ -56,7 +57,7 @@ async def setup(url: str, _: dict[str, Any]) -> None:
     child.print_json(ready=True)
 
 
-async def serve_bare(url: str, _: dict[str, Any]) -> None:
+async def serve_bare(url: str, spec: dict[str, Any]) -> None:
     """Run a FastAPI application whose routes execute one statement with asyncpg, until standard input closes."""
     pool = await asyncpg.create_pool(url, min_size=10, max_size=10)
     await pool.execute(
@@ -80,7 +81,8 @@ async def serve_bare(url: str, _: dict[str, Any]) -> None:
     config = uvicorn.Config(bare, log_config=None, access_log=False, lifespan="off", loop="none", http="httptools")
     running = asyncio.create_task(uvicorn.Server(config).serve(sockets=[listening]))
     child.print_json(port=listening.getsockname()[1])
-    await _wait_until_input_closes()
+    with child.profiling(spec):
+        await _wait_until_input_closes()
     running.cancel()
     await pool.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import cProfile
 import importlib
 import time
 from collections.abc import Callable
@@ -89,17 +88,12 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     for module in LOADED_BY_A_NODE:  # the peers have imported all of their modules by now
         importlib.import_module(module)
     child.tune_process()
-    profiler = cProfile.Profile(time.thread_time) if "profile" in spec else None
     child.report_startup()
-    if profiler is not None:
-        profiler.enable()
-    async with app.running():
-        await asyncio.sleep(1)  # until after its first heartbeat
-        await child.report_until_closed(spec["out"])
-        if profiler is not None:
-            profiler.disable()
-            profiler.dump_stats(spec["profile"])
-        child.print_json(passes_ms=planner_passes)
+    with child.profiling(spec):
+        async with app.running():
+            await asyncio.sleep(1)  # until after its first heartbeat
+            await child.report_until_closed(spec["out"])
+            child.print_json(passes_ms=planner_passes)
     await app.close()
 
 

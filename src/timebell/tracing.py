@@ -168,14 +168,15 @@ def outgoing_headers() -> dict[str, str]:
     return current_context()
 
 
-@contextmanager
-def incoming_trace(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+def incoming_trace(headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
     """Continue the trace of a request's sender while the request is handled."""
     values = [] if _tracer is None else [value.decode("latin1") for name, value in headers if name == b"traceparent"]
     traceparent = values[0] if values else ""
-    if not _TRACEPARENT_PATTERN.fullmatch(traceparent):
-        yield
-        return
+    return _attached(traceparent) if _TRACEPARENT_PATTERN.fullmatch(traceparent) else nullcontext()
+
+
+@contextmanager
+def _attached(traceparent: str) -> Iterator[None]:
     from opentelemetry import context, trace
 
     token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(_parse_traceparent(traceparent))))

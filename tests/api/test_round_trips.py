@@ -26,14 +26,25 @@ def points() -> Iterator[list[str]]:
     transaction.probe = None
 
 
-async def test_creating_a_job_takes_one_statement_and_recording_it_another(
-    make: Callable[..., Any], points: list[str]
+@pytest.mark.parametrize("labels", [{}, {"clientRequestId": "r{}"}])
+async def test_creating_and_recording_a_job_takes_one_statement(
+    make: Callable[..., Any], points: list[str], labels: dict[str, str]
 ) -> None:
     async with make() as web:
         for number in range(3):  # the first requests also read limits and handled topics
             points.clear()
-            job = JOB | {"metadata": {"clientRequestId": f"r{number}"}}
+            job = JOB | {"metadata": {name: label.format(number) for name, label in labels.items()}}
             assert (await web.client.post("/jobs", json=job)).status_code == 201
+    assert points == ["create_recorded.1", "create_recorded.done"]
+
+
+async def test_creating_a_job_with_a_key_takes_one_statement_and_recording_it_another(
+    make: Callable[..., Any], points: list[str]
+) -> None:
+    async with make() as web:
+        for number in range(3):
+            points.clear()
+            assert (await web.client.post("/jobs", json=JOB | {"key": f"k{number}"})).status_code == 201
     assert points == ["create.1", "_finish_change.1", "begin.commit", "begin.done"]
 
 

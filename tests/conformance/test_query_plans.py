@@ -36,6 +36,7 @@ from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.dialects.sqlite.dialect import SqliteDialect
 from timebell.store.dialects.sqlite.store import UNOBSERVED_STEPS, SqliteStore, SqliteTransaction
 from timebell.store.jobs import groups, queue_limits, repository, unhandled_topics, waiting
+from timebell.store.jobs.recorded_creation import create_recorded
 from timebell.store.open import upgrade
 from timebell.store.schedules import deployments
 from timebell.store.schedules.deployments import Deployment
@@ -102,11 +103,8 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         instants = {"finished_at": tx.dialect.to_db(at), "skipped_to": tx.dialect.to_db(at)}
         tx.dialect.insert_skipped(tx, [job_row(job, tx.dialect.to_db) | skip | instants for job in new_jobs])
 
-    def insert_change(tx: Any) -> None:
-        record = AuditRecord(
-            id=_id(0), tenant_id="default", at=at, actor="ana", actor_kind="user", action="job.create"
-        )  # fmt: skip
-        usage.record_change(tx, record, "2027-03-14", 100)
+    record = AuditRecord(id=_id(0), tenant_id="default", at=at, actor="ana", actor_kind="user", action="job.create")
+    requested = new_job(id=_id(FEW * 2), request_id="r", run_at=at)
 
     return {
         "find_tenants": lambda tx: tx.dialect.find_tenants(tx, tenants),
@@ -118,7 +116,8 @@ def _operations() -> dict[str, Callable[[Any], object]]:
         "insert_requested": lambda tx: tx.dialect.insert_requested(
             tx, [new_job(id=job.id, request_id=job.id) for job in new_jobs]
         ),
-        "insert_change": insert_change,
+        "insert_change": lambda tx: usage.record_change(tx, record, "2027-03-14", 100),
+        "insert_recorded": lambda tx: create_recorded(tx, requested, record, "2027-03-14", 100),
         "insert_running": lambda tx: tx.dialect.insert_running(tx, new_jobs, NODE, at),
         "insert_skipped": insert_skipped,
         "mark_serial": lambda tx: tx.dialect.mark_serial(tx, of_schedules),
@@ -263,7 +262,7 @@ MOST_BUFFERS = {
     "find_unchanged": 1_000, "lock_schedules_unlocked": 1_000, "claim_rechecking_queue": 4_000,
     "list_upcoming": 200, "scan_given_lanes": 600, "find_tenants": 20, "reserve_request_ids": 2_000,
     "insert_jobs": 9_000, "insert_jobs_returning": 9_000, "insert_running": 9_000, "insert_skipped": 5_000,
-    "insert_requested": 11_000, "insert_change": 200,
+    "insert_requested": 11_000, "insert_change": 200, "insert_recorded": 300,
     "mark_serial": 2_000, "find_open_lanes": 100, "prune_finished": 20, "advance_fixed_delays": 3_000,
     "count_lane_by_minute": 500, "count_lane_by_minute_of_tenant": 500, "count_lane_by_minute_of_default": 1_000,
 }  # fmt: skip

@@ -7,12 +7,17 @@ import asyncio
 import pytest
 from sqlalchemy import func, select
 
-from timebell.errors import Conflict
-from timebell.model.job import Kind
-from timebell.model.payload import MAX_PAYLOAD_BYTES, encode
+from timebell.errors import Conflict, InvalidInput
+from timebell.ids import new_id
+from timebell.model.job import Kind, NewJob
+from timebell.model.payload import MAX_PAYLOAD_BYTES, decode, encode
+from timebell.store.audit import audit_log
+from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.jobs import complete, repository, retention
+from timebell.store.jobs.recorded_creation import create_recorded
 from timebell.store.open import open_store
 from timebell.store.schema import requests, tenants
+from timebell.store.tenancy import usage
 
 from .helpers import (
     T0,
@@ -358,3 +363,59 @@ async def test_two_clients_can_create_the_first_jobs_simultaneously(store: Store
     finally:
         await other.close()
     assert len(await everything(store)) == 10
+
+
+def _record(subject: str) -> AuditRecord:
+    return AuditRecord(
+        id=new_id(T0), tenant_id="default", at=T0, actor="dana", actor_kind="user", action="job.create",
+        subject=subject, after={"topic": "t"}, request_id=new_id(T0),
+    )  # fmt: skip
+
+
+async def _create_recorded(store: Store, new: NewJob, record: AuditRecord) -> bool:
+    async with store.begin() as connection:
+        return await store.join(connection, create_recorded, new, record, usage.utc_day(T0), 100)
+
+
+async def _list_records(store: Store) -> list[AuditRecord]:
+    return (await store.run(audit_log.list_records, "default", 10, None)).items
+
+
+@stored
+async def test_a_job_is_created_with_its_audit_record_and_the_usage_of_its_tenant(store: Store) -> None:
+    new = [job(request_id="r", run_at=after(hours=1), payload='{"a":1}', group="g"), job()]
+    records = [_record(each.id) for each in new]
+    for each, record in zip(new, records, strict=True):
+        assert await _create_recorded(store, each, record)
+        seen = await get(store, each.id)
+        assert (seen.run_at, seen.payload, seen.group) == (each.run_at, decode(each.payload), each.group)
+    assert await _list_records(store) == records[::-1]
+    assert (await store.run(usage.get_usage, "default", T0)).payload_bytes == 200
+    assert await store.run(repository.find_by_request_id, "default", "r", "keep") == new[0].id
+
+
+@stored
+async def test_neither_job_nor_record_is_created_for_a_used_request_id_or_an_unknown_tenant(store: Store) -> None:
+    first = job(request_id="r")
+    await create(store, first)
+    for refused in (job(request_id="r"), job(request_id="other", tenant_id="unknown")):
+        assert not await _create_recorded(store, refused, _record(refused.id))
+    assert [each.id for each in await everything(store)] == [first.id]
+    assert await _list_records(store) == []
+    assert (await store.run(usage.get_usage, "default", T0)).payload_bytes == 0
+    assert await store.run(repository.find_by_request_id, "unknown", "other", "keep") is None
+
+
+@stored
+async def test_a_recorded_creation_is_rolled_back_with_its_transaction(store: Store) -> None:
+    async def fail_after_two_creations() -> None:
+        async with store.begin() as connection:
+            await store.join(connection, repository.create, [job()], "error")
+            second = job()
+            assert await store.join(connection, create_recorded, second, _record(second.id), usage.utc_day(T0), 100)
+            raise InvalidInput("The request is refused.")
+
+    with pytest.raises(InvalidInput):
+        await fail_after_two_creations()
+    assert await everything(store) == []
+    assert await _list_records(store) == []

@@ -231,6 +231,9 @@ async def test_schedules_are_paged_the_same_way(store: Store) -> None:
     assert seen == made[::-1]
     page = await store.run(queries.list_schedules, "t1", 50, None)
     assert [found.id for found in page] == made[1::2][::-1]
+    assert page.items == (await store.run(queries.list_schedules, "t1", 50, None, contains="s")).items
+    first = await store.run(queries.list_schedules, "t1", 3, None)
+    assert (first.items, first.next_cursor) == (page.items[:3], page.items[2].id)
 
 
 @stored

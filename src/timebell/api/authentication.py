@@ -124,15 +124,19 @@ class Authenticator:
         authorization = request.headers.get("authorization", "")
         if not authorization and self.allow_local:
             _check_local(request)
-            return _select_tenant(Caller("local", "", Role.PLATFORM, address, kind="local"), None, request)
+            tenant_id, names_tenant = _select_tenant(None, request)
+            return Caller("local", tenant_id, Role.PLATFORM, address, names_tenant=names_tenant, kind="local")
         scheme, _, text = authorization.partition(" ")
         credential = text.strip() if scheme.lower() == "bearer" else ""
         if self.identity_provider is not None and credential.count(".") == 2:
             identity = await self._verify_token(self.identity_provider, credential, address)
-            caller = Caller(identity.name, "", identity.role, address, expires_at=identity.expires_at, kind="user")
-            return _select_tenant(caller, identity.tenant_id, request)
+            tenant_id, names_tenant = _select_tenant(identity.tenant_id, request)
+            return Caller(
+                identity.name, tenant_id, identity.role, address, None, names_tenant, identity.expires_at, kind="user"
+            )
         key = await self.verify_key(credential, address)
-        return _select_tenant(Caller(key.name, "", key.role, address, key), key.tenant_id, request)
+        tenant_id, names_tenant = _select_tenant(key.tenant_id, request)
+        return Caller(key.name, tenant_id, key.role, address, key, names_tenant)
 
     async def _verify_token(self, provider: IdentityProvider, token: str, address: str) -> Identity:
         """Return the identity of a token of the provider. Raises Unauthorized, Refused, ProviderUnavailable."""
@@ -328,8 +332,8 @@ class Authenticator:
         return self._unrecorded.get(tenant_id, 0)
 
 
-def _select_tenant(caller: Caller, own_tenant_id: str | None, request: Request) -> Caller:
-    """Return the caller in its own tenant; on the platform, in the one that the request names.
+def _select_tenant(own_tenant_id: str | None, request: Request) -> tuple[str, bool]:
+    """Return the own tenant of a caller, or for the platform the one that the request names; and if it names one.
 
     Raises Refused (TENANT_FORBIDDEN), InvalidInput.
     """
@@ -339,8 +343,7 @@ def _select_tenant(caller: Caller, own_tenant_id: str | None, request: Request) 
             f"The key or token does not belong to the tenant {requested!r:.60}.", code="TENANT_FORBIDDEN",
             fix="Omit the tenant: the key or token determines it.",
         )  # fmt: skip
-    tenant_id = own_tenant_id or check_text(requested or "default", "tenant_id")
-    return replace(caller, tenant_id=tenant_id, names_tenant=bool(requested))
+    return own_tenant_id or check_text(requested or "default", "tenant_id"), bool(requested)
 
 
 def _check_local(request: Request) -> None:

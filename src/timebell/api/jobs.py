@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -32,9 +32,10 @@ from timebell.client.job_fields import parse_job
 from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
-from timebell.model.job import STATE_WORDS, Job
+from timebell.model.job import STATE_WORDS, Job, NewJob
 from timebell.model.operation import OperationKind
 from timebell.store.jobs import repository
+from timebell.store.jobs.recorded_creation import create_recorded, needs_lookup
 from timebell.store.jobs.search import JobSearch
 from timebell.tenancy.roles import Role, require
 
@@ -131,7 +132,11 @@ def resolve_tenant(ctx: Context, requested: object) -> str:
 def job_response(job: Job, status: int = 200, warnings: Sequence[str] = ()) -> Response:
     """Return a job as a response; a created job (201) with its Location."""
     body = render_job(job) | ({"warnings": list(warnings)} if warnings else {})
-    return json_response(body, status, {"Location": f"/api/v1/jobs/{job.id}"} if status == 201 else None)
+    return json_response(body, status, _location(job.id) if status == 201 else None)
+
+
+def _location(id_: str) -> dict[str, str]:
+    return {"Location": f"/api/v1/jobs/{id_}"}
 
 
 @routes.post(
@@ -145,13 +150,29 @@ async def create_job(body: JobIn, ctx: Context) -> Response:
     spec = parse_job(fields)
     spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
     require_query_permission(ctx, spec.unless)
-    (created,) = await ctx.app._jobs.create([spec], on_conflict=on_conflict, connection=ctx.connection)
+
+    async def render_created(new: NewJob) -> dict[str, Any]:
+        ctx.subject = new.id
+        job = job_from_new(new)
+        warnings = await warn_if_unhandled(ctx, job.topic, job.target)
+        return render_job(job) | ({"warnings": warnings} if warnings else {})
+
+    rendered: dict[str, Any] | None = None
+
+    async def insert_recorded(new: NewJob) -> bool:
+        nonlocal rendered
+        if needs_lookup(new) or not ctx.may_record_early:
+            return False
+        rendered = await render_created(new)
+        return await ctx.record_early(create_recorded, new, after=rendered)
+
+    (created,) = await ctx.app._jobs.create(
+        [spec], on_conflict=on_conflict, connection=ctx.connection, insert_single=insert_recorded
+    )
     if isinstance(created, str):  # the id of the existing job
         ctx.subject = created
         return job_response(await ctx.app._jobs.get(created, spec.tenant_id, ctx.connection))
-    ctx.subject = created.id
-    job = job_from_new(created)
-    return job_response(job, 201, await warn_if_unhandled(ctx, job.topic, job.target))
+    return json_response(rendered or await render_created(created), 201, _location(created.id))
 
 
 @routes.post("/jobs/preview", response_model=JobPreview, **read_route())

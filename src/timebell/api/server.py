@@ -154,8 +154,7 @@ class HttpApp:
         """Handle HEAD as GET without the body, and OPTIONS here; pass everything else on."""
         method = scope["method"] if scope["type"] == "http" else None
         application = self._cors if scope.get("path", "").startswith(API_PREFIX) else self._fastapi
-        is_preflight = any(name == b"access-control-request-method" for name, _ in scope.get("headers", ()))
-        if method == "OPTIONS" and not (is_preflight and application is self._cors):
+        if method == "OPTIONS" and not (application is self._cors and _is_preflight(scope)):
             allowed = allowed_methods(self._fastapi.router.routes, scope)
             if allowed:
                 await Response(status_code=204, headers={"Allow": allowed})(scope, receive, send)
@@ -195,6 +194,10 @@ def _refuse_head(url_size: int, headers: Sequence[tuple[bytes, bytes]], request_
             {"Connection": "close"}, fix="Send one of them.", requestId=request_id,
         )  # fmt: skip
     return None
+
+
+def _is_preflight(scope: Scope) -> bool:
+    return any(name == b"access-control-request-method" for name, _ in scope["headers"])
 
 
 def _receive_head() -> Receive:

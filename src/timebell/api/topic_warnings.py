@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,11 @@ from timebell.store.jobs import waiting
 CACHE_SECONDS = 2.0
 MAX_CACHED_TENANTS = 10_000
 _handled: WeakKeyDictionary[Timebell, dict[str, tuple[Routes, float]]] = WeakKeyDictionary()
+
+
+@lru_cache(maxsize=1000)
+def _find_nearest(handled: Routes, topic: str) -> str | None:
+    return handled.nearest(topic)
 
 
 async def list_handled(ctx: RequestContext) -> Routes:
@@ -33,6 +39,6 @@ async def warn_if_unhandled(ctx: RequestContext, topic: str, target: dict[str, A
     handled, route = await list_handled(ctx), route_for(topic, target)
     if not handled or handled.handles(route):
         return []
-    similar = handled.nearest(topic) if route == topic else None
+    similar = _find_nearest(handled, topic) if route == topic else None
     suggestion = f" Did you mean {similar}?" if similar else ""
     return [f"No running node handles {route}: its jobs wait until one does.{suggestion}"]

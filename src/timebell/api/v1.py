@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from copy import copy
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
-from starlette.routing import compile_path
 
 from timebell.api import (
     audit,
@@ -60,14 +58,11 @@ def build_routes(features: tuple[Feature, ...]) -> APIRouter:
     of_features = [router for each in features if each.routes for router in import_module(each.routes).ROUTES]
     for router in (*(module.routes for module in API_MODULES), *of_features):
         for route in router.routes:
-            # Copy the routes instead of include_router(): included routers are matched once per level and rebuilt for
-            # each application. A copy shares everything that is derived from the function, which is slow to derive.
+            # Not include_router(): included routers are matched once per level, and rebuilt for each application.
             assert isinstance(route, ApiRoute)
-            copied = copy(route)
-            copied.path = API_PREFIX + route.path
-            copied.path_regex, copied.path_format, copied.param_convertors = compile_path(copied.path)
-            copied.responses = PROBLEM_RESPONSES | route.responses
-            combined.routes.append(copied)
+            prefixed = route.at(API_PREFIX)
+            prefixed.responses = PROBLEM_RESPONSES | route.responses
+            combined.routes.append(prefixed)
 
     @combined.get("/openapi.json", include_in_schema=False)
     async def get_openapi_document() -> Response:

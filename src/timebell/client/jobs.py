@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import repeat
@@ -43,6 +43,7 @@ from timebell.targets.handler import JobDefaults
 from timebell.targets.payloads import VERSION_KEY, to_json_value
 
 NO_CHANGES: Mapping[str, Any] = {}
+InsertSingle = Callable[[NewJob], Awaitable[bool]]
 RESCHEDULE_OPTIONS = {
     "payload": ("payload", "metadata"), "metadata": ("metadata", "owner_id"), "owner_id": ("metadata", "owner_id"),
     "correlation_id": ("metadata",), "queue": ("queue",), "priority": ("priority",), "group": ("group",),
@@ -114,11 +115,13 @@ class Jobs:
         self._features = features
 
     async def create(
-        self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
-    ) -> Sequence[NewJob | str] | UniformJobs:
+        self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None,
+        insert_single: InsertSingle | None = None,
+    ) -> Sequence[NewJob | str] | UniformJobs:  # fmt: skip
         """Insert jobs, all or none; return each inserted job, or the id of the existing one that replaces it (`keep`).
 
-        Raises InvalidInput before anything is written; Conflict.
+        `insert_single` inserts a single job in another way, or returns False. Raises InvalidInput before anything is
+        written; Conflict.
         """
         if on_conflict not in ("error", "keep", "replace"):
             raise InvalidInput(
@@ -131,11 +134,12 @@ class Jobs:
             return []
         ids = new_ids(now, len(specs))
         with tracing.creation_span((str(spec.topic) for spec in specs), ids):
-            return await self._create(specs, ids, now, on_conflict, connection)
+            return await self._create(specs, ids, now, on_conflict, connection, insert_single)
 
     async def _create(
-        self, specs: list[JobSpec], ids: list[str], now: datetime, on_conflict: str, connection: Any
-    ) -> Sequence[NewJob | str] | UniformJobs:
+        self, specs: list[JobSpec], ids: list[str], now: datetime, on_conflict: str, connection: Any,
+        insert_single: InsertSingle | None,
+    ) -> Sequence[NewJob | str] | UniformJobs:  # fmt: skip
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         if connection is None and (uniform := self._draft_uniform(specs, ids, now)) is not None:
             await call(repository.create, uniform, on_conflict)
@@ -154,6 +158,8 @@ class Jobs:
                 if (existing_id := await self._find_repeated_request(spec, on_conflict, call)) is None:
                     raise
                 repeated[id_] = existing_id
+        if insert_single is not None and len(new) == 1 and await insert_single(new[0]):
+            return [*new]
         existing: dict[str, str] = {}
         if new:
             existing = await call(repository.create, new, on_conflict, bulk=connection is None and len(new) > 1)

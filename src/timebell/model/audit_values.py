@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ MASK = "***"
 NOT_RECORDED = "(not recorded)"
 MAX_TEXT_CHARACTERS = 1000
 MAX_STATE_BYTES = 8 * 1024
+MAX_CACHED_NAME_CHARACTERS = 100
 MAX_DEPTH = 8
 MAX_LIST_ITEMS = 50
 # Content of jobs and recipients. It may be personal data, and the audit log cannot be erased.
@@ -107,25 +109,40 @@ def _mask_field(name: str, value: Any, depth: int) -> Any:
         return NOT_RECORDED
     if depth > 1 and isinstance(value, Mapping) and value.keys() == {"secret"}:  # the name of a secret
         return {"secret": _mask_value(value["secret"], depth + 1)}
-    return MASK if SECRET_NAME.search(name) else _mask_value(value, depth + 1)
+    return MASK if _is_secret(name) else _mask_value(value, depth + 1)
+
+
+def _is_secret(name: str) -> bool:
+    # Clients choose some of the names, so long ones would occupy much memory.
+    return _contains_secret_word(name) if len(name) <= MAX_CACHED_NAME_CHARACTERS else bool(SECRET_NAME.search(name))
+
+
+@lru_cache(maxsize=1024)
+def _contains_secret_word(name: str) -> bool:
+    return bool(SECRET_NAME.search(name))
 
 
 def _mask_value(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         return NOT_RECORDED
-    if isinstance(value, Mapping):
-        return _mask_fields(value, depth)
     if isinstance(value, list | tuple):
         shown = [_mask_value(item, depth + 1) for item in value[:MAX_LIST_ITEMS]]
         return shown if len(value) <= MAX_LIST_ITEMS else [*shown, f"... {len(value) - MAX_LIST_ITEMS} more"]
     if isinstance(value, str):
-        text = _URL_PARAMETER.sub(rf"\1={MASK}", _URL_PASSWORD.sub(MASK, value)) if ":" in value else value
+        text = _URL_PARAMETER.sub(rf"\1={MASK}", _URL_PASSWORD.sub(MASK, value)) if _may_be_url(value) else value
         return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}..."
-    return value
+    return _mask_fields(value, depth) if isinstance(value, Mapping) else value
+
+
+def _may_be_url(text: str) -> bool:
+    """Return whether a text may contain a URL with a password or parameters; an instant only contains colons."""
+    return ":" in text and ("://" in text or "?" in text or "&" in text)
 
 
 def _limit_size(fields: dict[str, Any]) -> dict[str, Any]:
     """Keep the fields that fit into MAX_STATE_BYTES; the others are marked as not recorded."""
+    if len(orjson.dumps(fields, default=str)) <= MAX_STATE_BYTES:
+        return fields
     bounded, size = {}, 0
     for name, value in fields.items():
         length = len(orjson.dumps(value, default=str)) + len(name)

@@ -57,6 +57,19 @@ def read_only(operation: _Operation) -> _Operation:
     return operation
 
 
+WHOLE_TRANSACTIONS: set[Callable[..., Any]] = set()
+
+
+def whole_transaction(operation: _Operation) -> _Operation:
+    """Mark an operation that is a single statement on PostgreSQL, and makes all changes of its transaction.
+
+    If no other operation has changed anything in a transaction of `Store.begin`, PostgreSQL executes it without BEGIN
+    and COMMIT, so its changes are committed at once.
+    """
+    WHOLE_TRANSACTIONS.add(operation)
+    return operation
+
+
 # Called with "<operation>.<n>" before the n-th statement, and with "<operation>.commit" and "<operation>.done". Set
 # only by tests, to crash at a chosen statement.
 probe: Callable[[str], None] | None = None

@@ -43,6 +43,11 @@ class Limits:
         """True if limits can delay due jobs of the tenant."""
         return self.jobs_at_once is not None or self.starts_per_minute is not None
 
+    @property
+    def has_usage_limits(self) -> bool:
+        """True if limits are compared with the usage of the tenant after each change."""
+        return not (self.schedules is self.pending_jobs is self.payload_bytes_per_day is None)
+
     def to_json(self) -> dict[str, int]:
         """Return the limits that are set."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -69,6 +69,15 @@ class InsertOperations(Protocol):
         `usage` has `day`, `slot` and `payload_bytes`. Changes with the same slot wait for each other's commit.
         """
 
+    def insert_recorded(
+        self, tx: Executor, job: NewJob, usage: Mapping[str, Any], record: Mapping[str, Any]
+    ) -> bool:  # fmt: skip
+        """Insert a pending job without a key, its request id, and the rows of `insert_change`.
+
+        Returns False, and inserts nothing, if the request id was used before or the tenant does not exist. It is a
+        single statement where the database can do that.
+        """
+
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         """Insert due jobs as `running`, as first attempts of a node; return the ids of those inserted.
 

@@ -28,3 +28,15 @@ class SeparateInserts:
     def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         tx.run_sql(self.add_usage, tenant_id=record["tenant_id"], **usage)
         tx.run_sql(self.insert_record, **record)
+
+    def insert_recorded(
+        self: operations.InsertOperations, tx: Executor, job: NewJob, usage: Mapping[str, Any],
+        record: Mapping[str, Any],
+    ) -> bool:  # fmt: skip
+        if job.tenant_id != "default" and job.tenant_id not in self.find_tenants(tx, [job.tenant_id]):
+            return False
+        if job.request_id and not self.reserve_request_ids(tx, [job]):
+            return False
+        self.insert_jobs(tx, [job])
+        self.insert_change(tx, usage, record)
+        return True

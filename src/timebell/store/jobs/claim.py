@@ -78,7 +78,7 @@ class QueueLane:
         )
 
 
-def _notify_of(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
+def notify_of(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
     """Notify if any of these inserted jobs may start soon."""
     if any(job.hold is None and is_soon(job.run_at, job.created_at) for job in new_jobs):
         tx.notify(JOBS)
@@ -87,7 +87,7 @@ def _notify_of(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
 def insert_returning_ids(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str]:
     """Insert jobs; return the ids of those inserted. A job whose key or occurrence has a live job is skipped."""
     assign_queues(tx, new_jobs)
-    _notify_of(tx, new_jobs)
+    notify_of(tx, new_jobs)
     inserted = tx.dialect.insert_jobs_returning(tx, new_jobs)
     tx.record(recent_writes.JOBS, dict.fromkeys(inserted))
     return inserted
@@ -99,7 +99,7 @@ def insert_requested(tx: Transaction, new_jobs: Sequence[NewJob]) -> tuple[set[s
     Returns the ids of the jobs whose request id was not used, and of the jobs inserted.
     """
     assign_queues(tx, new_jobs)
-    _notify_of(tx, new_jobs)
+    notify_of(tx, new_jobs)
     reserved, inserted = tx.dialect.insert_requested(tx, new_jobs)
     tx.record(recent_writes.JOBS, dict.fromkeys(inserted))
     return reserved, inserted
@@ -117,7 +117,7 @@ def mark_serial(tx: Transaction, schedules: Iterable[str | None]) -> None:
 def insert_jobs(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
     """Insert jobs. Like `insert_returning_ids`, but does not report which ones were inserted."""
     assign_queues(tx, new_jobs)
-    _notify_of(tx, new_jobs)
+    notify_of(tx, new_jobs)
     tx.dialect.insert_jobs(tx, new_jobs)
     tx.record(recent_writes.JOBS, dict.fromkeys(job.id for job in new_jobs))
 
@@ -135,7 +135,7 @@ def bulk_load(tx: Transaction, new_jobs: Sequence[NewJob] | UniformJobs, *, shar
     Values are gathered by column, which needs no function call per value. Columns without any value are left out.
     """
     if not isinstance(new_jobs, UniformJobs):
-        _notify_of(tx, new_jobs)
+        notify_of(tx, new_jobs)
     elif is_soon(new_jobs.earliest_run_at, new_jobs.template.created_at):
         tx.notify(JOBS)
     constants: dict[str, Any] = _BULK_CONSTANTS | ({"shared": True} if shared else {})

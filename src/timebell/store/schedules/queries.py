@@ -13,8 +13,9 @@ from timebell.model.job import JobState
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.store.jobs import queues
-from timebell.store.schedules.rows import schedule_from_row, spec_from_row, try_schedule_from_row
+from timebell.store.schedules.rows import schedule_from_columns, schedule_from_row, spec_from_row, try_schedule_from_row
 from timebell.store.schema import finished, revisions, schedules
+from timebell.store.sql import SQL
 from timebell.store.transaction import Transaction, read_only
 
 ANY_LABELS: Mapping[str, str] = {}
@@ -23,6 +24,14 @@ SORT_KEYS: Mapping[str, Any] = {
     "name": schedules.c.name, "next_fire_at": func.coalesce(schedules.c.next_fire_at, NEVER),
     "created_at": schedules.c.id,
 }  # fmt: skip
+# The first page of all schedules of a tenant, which most clients list. SQLAlchemy needs longer for its query than the
+# database.
+LIST_NEWEST = SQL(f"""
+SELECT {", ".join(schedules.c.keys())} FROM timebell_schedules
+WHERE tenant_id = :tenant_id
+ORDER BY id DESC
+LIMIT :limit
+""")  # noqa: S608 - the columns of the table
 
 
 @read_only
@@ -51,6 +60,10 @@ def list_schedules(
 
     `sort` is a key of SORT_KEYS; a leading minus reverses the order.
     """
+    any_filter = any(each is not None for each in (name, enabled, topic, contains, after))
+    if tenant_id is not None and sort == "-created_at" and not (labels or any_filter):
+        rows = tx.run_sql(LIST_NEWEST, tenant_id=tenant_id, limit=limit + 1)
+        return _page([schedule_from_columns(row, tx.dialect.from_db) for row in rows], limit)
     key, id_ = SORT_KEYS[sort.removeprefix("-")], schedules.c.id
     query = _select_page(sort, of_all_tenants=tenant_id is None)
     for column, wanted in ((schedules.c.name, name), (schedules.c.enabled, enabled)):
@@ -67,8 +80,13 @@ def list_schedules(
         position = select(key).where(id_ == after).scalar_subquery()
         is_beyond = (key < position, id_ < after) if sort.startswith("-") else (key > position, id_ > after)
         query = query.where(or_(is_beyond[0], and_(key == position, is_beyond[1])))
-    page = [schedule_from_row(row) for row in tx.execute(query, {"tenant_id": tenant_id, "limit": limit + 1})]
-    return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
+    selected = tx.execute(query, {"tenant_id": tenant_id, "limit": limit + 1})
+    return _page([schedule_from_row(row) for row in selected], limit)
+
+
+def _page(found: list[Schedule], limit: int) -> Page[Schedule]:
+    """Return a page of up to `limit` of these schedules, of which there is one more if another page follows."""
+    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from zlib import crc32
 
 from sqlalchemy import Select, delete, func, select
@@ -51,8 +52,15 @@ def add_usage(
 
 def record_change(tx: Transaction, record: AuditRecord, day: str, payload_bytes: int) -> None:
     """Insert the audit record of a request, and add the size of its body to the counters of the tenant."""
+    tx.dialect.insert_change(tx, *change_rows(tx, record, day, payload_bytes))
+
+
+def change_rows(
+    tx: Transaction, record: AuditRecord, day: str, payload_bytes: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the rows of `record_change`: of the counters, and of the audit log."""
     counter = {"day": day, "slot": _slot(record.request_id or ""), "payload_bytes": payload_bytes}
-    tx.dialect.insert_change(tx, counter, record_values(record) | {"at": tx.dialect.to_db(record.at)})
+    return counter, record_values(record) | {"at": tx.dialect.to_db(record.at)}
 
 
 def _slot(shard_key: str) -> int:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from timebell.model.job import NewJob
-from timebell.store.dialects.batches import encode, job_rows, request_rows
+from timebell.store.dialects.batches import encode, job_row, job_rows, request_rows
 from timebell.store.dialects.operations import Executor, Lane
 from timebell.store.dialects.postgres.values import Values
 from timebell.store.sql import SQL
@@ -121,6 +121,57 @@ VALUES (
 )
 """)
 
+# INSERT_REQUESTED of one job, and INSERT_CHANGE if it is inserted, in one round trip. A used request id is the only
+# conflict, because the job has no key. The tenant `default` always exists.
+INSERT_RECORDED = SQL("""
+WITH d AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(CAST(CAST(:rows AS text) AS json)) AS d (
+        id uuid, tenant_id text, topic text, schedule_id uuid, revision int, kind text, scheduled_at timestamptz,
+        run_at timestamptz, timezone text, payload text, metadata text, owner_id text, key text, target text,
+        queue text, priority int, retry text, timeout double precision, expires_at timestamptz, serial boolean,
+        created_at timestamptz, replaces uuid, local_time text, tzdata text, group_name text, conditions text,
+        route text, hold text, request_id text
+    )
+    WHERE d.tenant_id = 'default' OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id = d.tenant_id)
+), reserved AS (
+    INSERT INTO timebell_requests (tenant_id, request_id, job_id)
+    SELECT tenant_id, request_id, id FROM d WHERE request_id IS NOT NULL
+    ON CONFLICT DO NOTHING
+    RETURNING job_id
+), inserted AS (
+    INSERT INTO timebell_jobs (
+        id, tenant_id, topic, schedule_id, revision, kind, scheduled_at, run_at, timezone, payload, metadata, owner_id,
+        key, target, queue, priority, retry, timeout, expires_at, serial, created_at, replaces, local_time, tzdata,
+        group_name, conditions, route, hold, state, attempt, attempts_used, shared
+    )
+    SELECT
+        id, tenant_id, topic, schedule_id, revision, kind, scheduled_at, run_at, timezone, payload, metadata, owner_id,
+        key, target, queue, priority, retry, timeout, expires_at, serial, created_at, replaces, local_time, tzdata,
+        group_name, conditions, route, hold, 'pending', 0, 0,
+        tenant_id <> 'default' OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id <> 'default')
+    FROM d
+    WHERE request_id IS NULL OR id IN (SELECT job_id FROM reserved)
+    RETURNING id
+), counted AS (
+    INSERT INTO timebell_usage AS u (tenant_id, day, slot, payload_bytes, requests)
+    SELECT CAST(:tenant_id AS text), CAST(:day AS text), CAST(:slot AS int), CAST(:payload_bytes AS bigint), 0
+    FROM inserted
+    ON CONFLICT (tenant_id, day, slot) DO UPDATE SET payload_bytes = u.payload_bytes + excluded.payload_bytes
+), recorded AS (
+    INSERT INTO timebell_audit_log (
+        id, tenant_id, at, actor, actor_kind, key_id, address, action, subject, subject_name, outcome, code, suppressed,
+        before, after, request_id
+    )
+    SELECT
+        CAST(:id AS uuid), CAST(:tenant_id AS text), CAST(:at AS timestamptz), CAST(:actor AS text),
+        CAST(:actor_kind AS text), CAST(:key_id AS text), CAST(:address AS text), CAST(:action AS text),
+        CAST(:subject AS text), CAST(:subject_name AS text), CAST(:outcome AS text), CAST(:code AS text),
+        CAST(:suppressed AS int), CAST(:before AS text), CAST(:after AS text), CAST(:request_id AS uuid)
+    FROM inserted
+)
+SELECT id FROM inserted
+""")
+
 # Never early: the job must also be due by the server's clock, because the clock of this node may be ahead.
 INSERT_RUNNING = SQL("""
 INSERT INTO timebell_jobs (
@@ -209,6 +260,12 @@ class InsertOperations(Values):
 
     def insert_change(self, tx: Executor, usage: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         tx.run_sql(INSERT_CHANGE, **usage, **record)
+
+    def insert_recorded(
+        self, tx: Executor, job: NewJob, usage: Mapping[str, Any], record: Mapping[str, Any]
+    ) -> bool:  # fmt: skip
+        row = job_row(job, self.to_db) | {"request_id": job.request_id}
+        return bool(tx.run_sql(INSERT_RECORDED, rows=encode([row]), **usage, **record))
 
     def insert_running(self, tx: Executor, new_jobs: Sequence[NewJob], node: str, now: datetime) -> set[str]:
         rows = encode(job_rows(new_jobs, self.to_db))

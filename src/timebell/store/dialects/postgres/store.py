@@ -18,7 +18,7 @@ import asyncpg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from timebell.errors import StoreError, StoreUnreachable
@@ -27,10 +27,7 @@ from timebell.store.dialects.handler_transactions import handler_transaction, ha
 from timebell.store.dialects.postgres import pooler
 from timebell.store.dialects.postgres.connections import (
     HOT_SETTINGS,
-    close_connections,
-    connect_alive,
     create_thread_engine,
-    discard_closed,
     driver_of,
     engine_for,
 )
@@ -43,8 +40,9 @@ from timebell.store.dialects.postgres.errors import (
     is_stale_statement,
     unreachable,
 )
-from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransaction, explicit_transaction
+from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransaction
 from timebell.store.dialects.postgres.own_schema import in_schema
+from timebell.store.dialects.postgres.pool import ConnectionPool
 from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.postgres.transaction import PostgresTransaction
 from timebell.store.dialects.pulse import Pulse
@@ -80,15 +78,14 @@ class PostgresStore:
         self._channel = self._server.channel_name("timebell")
         self.recent_writes = RecentWrites(time.monotonic)
         self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
-        self._engine: AsyncEngine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
-        self._hot_engine: AsyncEngine = engine_for(
-            self._server, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS
+        self._pool = ConnectionPool(engine_for(self._server, pool_size=pool_size, read_only=read_only))
+        self._hot_pool = ConnectionPool(
+            engine_for(self._server, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS)
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hot_connections: list[Connection] = []
         # Separate pools, so that slow handlers cannot use up the connections of the engine.
-        self._handler_engine: AsyncEngine | None = None
-        self._request_engine: AsyncEngine | None = None
+        self._handler_pool: ConnectionPool | None = None
+        self._request_pool: ConnectionPool | None = None
         self._thread_engine: Engine | None = None
         self._thread_engine_lock = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
@@ -108,20 +105,20 @@ class PostgresStore:
             with contextlib.suppress(*CONNECTION_ERRORS):
                 await self._listener.close(timeout=1)
             self._listener = None
-        self._dispose(self._engine, self._hot_engine, *filter(None, (self._handler_engine, self._request_engine)))
+        self._dispose(self._pool, self._hot_pool, *filter(None, (self._handler_pool, self._request_pool)))
         if self._closing_tasks:
             await asyncio.wait(self._closing_tasks)
         if self._thread_engine is not None:
             self._thread_engine.dispose()
-        self._loop = self._handler_engine = self._request_engine = self._thread_engine = None
+        self._loop = self._handler_pool = self._request_pool = self._thread_engine = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         runner = self._read if operation in READ_ONLY_OPERATIONS else self._transact
-        result: R = await self._run_on_pool(runner, operation, args, kwargs)
+        result: R = await self._run_on_pool(self._pool, runner, operation, args, kwargs)
         return result
 
     async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = await self._run_on_pool(self._autocommit, operation, args, kwargs, hot=True)
+        result: R = await self._run_on_pool(self._hot_pool, self._autocommit, operation, args, kwargs)
         return result
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -144,17 +141,17 @@ class PostgresStore:
     async def handler_transaction(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._bind_to_loop(loop)
-        if self._handler_engine is None:
+        if self._handler_pool is None:
             engine = engine_for(
                 self._server, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
                 own_search_path=False,
             )  # fmt: skip
-            self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
+            self._handler_pool = ConnectionPool(engine.execution_options(isolation_level="READ COMMITTED"))
         try:
-            alive = await greenlet_spawn(connect_alive, self._handler_engine.sync_engine)
+            alive = await greenlet_spawn(self._handler_pool.check_out)
         except (*CONNECTION_ERRORS, DBAPIError) as error:
             raise unreachable(self.url, error) from error
-        connection = AsyncConnection(self._handler_engine, alive)
+        connection = AsyncConnection(self._handler_pool.engine, alive)
         try:
             async with handler_transaction(connection, self.join, finish, self._publish_here):
                 yield connection
@@ -182,24 +179,27 @@ class PostgresStore:
     async def begin(self) -> AsyncIterator[Any]:
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._bind_to_loop(loop)
-        if self._request_engine is None:
-            self._request_engine = engine_for(
-                self._server, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS
+        if (pool := self._request_pool) is None:
+            pool = self._request_pool = ConnectionPool(
+                engine_for(self._server, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS)
             )
         try:
-            connection = await greenlet_spawn(connect_alive, self._request_engine.sync_engine)
+            connection = pool.take_idle()
+            if connection is None:
+                connection = await greenlet_spawn(pool.check_out)
             try:
                 self._pulse.watch(loop)
-                async with explicit_transaction(connection, self.dialect, self._publish) as transaction:
+                async with ExplicitTransaction(connection, self.dialect, self._publish) as transaction:
                     yield transaction
             finally:
-                await greenlet_spawn(connection.close)
+                if not pool.put_back(connection):
+                    await greenlet_spawn(connection.close)
         except PoolTimeout as error:
             raise unreachable(self.url, error) from error
         except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
             kind = classify(error)
             if is_stale_statement(error) or (kind is not None and kind.drops_connections):
-                self._dispose(self._request_engine)
+                self._dispose(pool)
             if kind is not None:
                 raise unreachable(self.url, error) from error
             raise
@@ -285,12 +285,11 @@ class PostgresStore:
 
     async def _run_on_pool(
         self,
+        pool: ConnectionPool,
         runner: Callable[..., Any],
         operation: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        *,
-        hot: bool = False,
     ) -> Any:
         """Run an operation by `runner` on a pooled connection; repeat it up to twice.
 
@@ -301,11 +300,11 @@ class PostgresStore:
             self._bind_to_loop(loop)
         for is_last in (False, False, True):
             try:
-                return await greenlet_spawn(self._run_checked_out, hot, loop, runner, operation, args, kwargs)
+                return await greenlet_spawn(self._run_checked_out, pool, loop, runner, operation, args, kwargs)
             except PoolTimeout as error:
                 raise unreachable(self.url, error) from error
             except LostBeforeCommit as lost:
-                self._dispose(self._engine, self._hot_engine)
+                self._dispose(self._pool, self._hot_pool)
                 if is_last:
                     raise unreachable(self.url, lost.error) from lost.error
             except (*CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
@@ -314,11 +313,11 @@ class PostgresStore:
                 if state in TRANSIENT_STATES and not is_last:
                     continue
                 if is_stale_statement(error) and not is_last:
-                    self._dispose(self._engine, self._hot_engine)
+                    self._dispose(self._pool, self._hot_pool)
                     continue
                 if (kind := classify(error)) is not None:
                     if kind.drops_connections:
-                        self._dispose(self._engine, self._hot_engine)
+                        self._dispose(self._pool, self._hot_pool)
                     raise unreachable(self.url, error) from error
                 if state in ("42P01", "42703"):
                     raise schema_outdated(self.url, None) from error
@@ -351,64 +350,38 @@ class PostgresStore:
             )  # fmt: skip
         self._pulse.reset()
         if self._loop is not None:  # its loop has ended, so the connections cannot be closed gracefully
-            while self._hot_connections:
-                with contextlib.suppress(Exception):
-                    self._hot_connections.pop().detach()
-            for engine in (self._engine, self._hot_engine, self._handler_engine, self._request_engine):
-                if engine is not None:
-                    engine.sync_engine.dispose(close=False)
-            self._handler_engine = self._request_engine = self._listener = self._notify_task = None
+            for pool in (self._pool, self._hot_pool, self._handler_pool, self._request_pool):
+                if pool is not None:
+                    pool.abandon()
+            self._handler_pool = self._request_pool = self._listener = self._notify_task = None
         self._loop = loop
 
-    def _dispose(self, *engines: AsyncEngine) -> None:
-        """Close the idle connections of engines in the background; their pools are replaced immediately."""
-        for engine in engines:
-            connections, pool = [], engine.sync_engine.pool
-            if engine is self._hot_engine:
-                connections, self._hot_connections = self._hot_connections, []
-            engine.sync_engine.dispose(close=False)
-            closing = asyncio.get_running_loop().create_task(close_connections(connections, pool))
+    def _dispose(self, *pools: ConnectionPool) -> None:
+        """Replace pools immediately, and close their idle connections in the background."""
+        for pool in pools:
+            closing = asyncio.get_running_loop().create_task(pool.replace())
             self._closing_tasks.add(closing)
             closing.add_done_callback(self._closing_tasks.discard)
 
-    def _run_checked_out(self, hot: bool, loop: asyncio.AbstractEventLoop, runner: Callable[..., R], *args: Any) -> R:
+    def _run_checked_out(
+        self, pool: ConnectionPool, loop: asyncio.AbstractEventLoop, runner: Callable[..., R], *args: Any
+    ) -> R:
         """Run an operation on a connection of a pool.
 
         The checkout runs in the greenlet of the operation: an AsyncConnection would need three greenlets.
         """
-        with self._check_out(hot) as connection:
-            self._pulse.watch(loop)
-            try:
-                with self._pulse.waiting(driver_of(connection)):
-                    return runner(connection, *args)
-            except (*CONNECTION_ERRORS, LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
-                # Its state is unknown, so it must not return to the pool.
-                with contextlib.suppress(Exception):
-                    connection.invalidate()
-                raise
-
-    @contextlib.contextmanager
-    def _check_out(self, hot: bool) -> Iterator[Connection]:
-        """Check out a connection of a pool.
-
-        Hot operations keep a few connections outside of the pool, because a checkout costs more than the operation.
-        """
-        engine = (self._hot_engine if hot else self._engine).sync_engine
-        pool = engine.pool
-        connection = None
-        while hot and self._hot_connections and connection is None:
-            connection = discard_closed(self._hot_connections.pop())
-        connection = connection or connect_alive(engine)
+        connection = pool.check_out()
         try:
-            yield connection
-        finally:
-            is_unusable = connection.invalidated or connection.closed
-            if not is_unusable and engine.pool is not pool:  # a replaced pool would keep it open
+            self._pulse.watch(loop)
+            with self._pulse.waiting(driver_of(connection)):
+                return runner(connection, *args)
+        except (*CONNECTION_ERRORS, LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
+            # Its state is unknown, so it must not return to the pool.
+            with contextlib.suppress(Exception):
                 connection.invalidate()
-                is_unusable = True
-            if hot and len(self._hot_connections) < HOT_POOL_SIZE and not is_unusable:
-                self._hot_connections.append(connection)
-            else:
+            raise
+        finally:
+            if not pool.put_back(connection):
                 connection.close()
 
     async def _send_notifications(self) -> None:
