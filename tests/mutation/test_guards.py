@@ -38,8 +38,8 @@ def test_changed_guard_is_detected(tmp_path: Path, guard: Guard) -> None:
     source = path.read_text()
     path.write_text(source.replace(guard.text, guard.replacement))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not soak", "-k", f"not ({LEFT_OUT})",
-         *(f"tests/{test}" for test in guard.tests)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not soak",
+         "-k", f"not ({LEFT_OUT})", *(f"tests/{test}" for test in guard.tests)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, capture_output=True,
         text=True, timeout=240,
     )  # fmt: skip
