@@ -23,8 +23,18 @@ async def take(store: Store, seen: nodes.Lease | None = None, by: str = NODE) ->
 
 @stored
 async def test_a_node_is_listed_as_it_announced_itself(store: Store) -> None:
-    await store.run(nodes.announce, node())
-    assert await store.run(nodes.list_nodes) == [node()]
+    announced = node(secret_keys=("ab12", "cd34"))
+    await store.run(nodes.announce, announced)
+    assert await store.run(nodes.list_nodes) == [announced]
+
+
+def test_nodes_share_a_secret_key_if_one_of_each_is_the_same() -> None:
+    cases: list[tuple[str, str, bool]] = [
+        ("", "", True), ("a", "a", True), ("b a", "a", True), ("a", "b a", True), ("a", "b", False), ("a", "", False),
+    ]  # fmt: skip
+    for own, other, expected in cases:
+        one, two = node(secret_keys=tuple(own.split())), node(OTHER_NODE, secret_keys=tuple(other.split()))
+        assert one.shares_secret_key(two) is expected, (own, other)
 
 
 @stored

@@ -216,6 +216,32 @@ async def _never() -> None:
     await asyncio.Event().wait()
 
 
+def test_a_node_warns_of_another_with_a_different_secret_key(
+    nodes_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(cluster: Cluster) -> None:
+        first, second = cluster.apps[0], cluster.apps[2]
+        async with first.running(name="first"), cluster.apps[1].running(name="same"):
+            assert "TIMEBELL_SECRET_KEY" not in caplog.text
+            async with second.running(name="second"):
+                found = [record.getMessage() for record in caplog.records if "TIMEBELL_SECRET_KEY" in record.msg]
+                assert sorted(text.split()[1] for text in found) == ["first", "same"]
+
+    keys = iter(("new,old", "old", "other"))
+
+    async def body() -> None:
+        cluster = Cluster(nodes_url, 0)
+        for key in keys:
+            monkeypatch.setenv("TIMEBELL_SECRET_KEY", key)
+            cluster.apps.append(Timebell(nodes_url, timezone="UTC"))
+        try:
+            await asyncio.wait_for(test(cluster), TIMEOUT_SECONDS)
+        finally:
+            await cluster.close()
+
+    asyncio.run(body())
+
+
 def test_a_job_created_on_one_node_wakes_another_before_its_next_poll(postgres_url: str) -> None:
     async def test(cluster: Cluster) -> None:
         maker, runner = cluster.apps

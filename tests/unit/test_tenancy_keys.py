@@ -121,3 +121,9 @@ def test_invalid_networks_and_scopes_are_refused(check: Callable[[Any], Any], gi
     with pytest.raises(InvalidInput) as refused:
         check(given)
     assert refused.value.code == code
+
+
+def test_fingerprints_tell_secret_keys_apart_without_revealing_them() -> None:
+    assert keys.fingerprints(None) == ()
+    new, old = keys.fingerprints("new, old")
+    assert (len(new), new != old, keys.fingerprints("old")) == (4, True, (old,))

@@ -116,6 +116,7 @@ class Heartbeat:
             record.started_at, node.clock.now(),
             slots=node.options.slots, running=len(node.running_attempts),
             clock_ahead=round(-1000 * node.clock.offset), deployment=record.deployment,
+            secret_keys=record.secret_keys,
         )  # fmt: skip
 
     async def _measure_clock(self) -> None:

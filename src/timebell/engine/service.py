@@ -29,6 +29,7 @@ from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.schedules import schedules
 from timebell.targets.process_pool import ProcessPool
 from timebell.targets.thread_pool import ThreadPool
+from timebell.tenancy.keys import fingerprints
 
 log = logging.getLogger("timebell.engine")
 
@@ -50,8 +51,9 @@ class Service:
         self.code_definitions = CodeDefinitions(node)
         deployment = None if node.deployment is None else node.deployment.id
         node_record = nodes.Node(
-            node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now, deployment=deployment
-        )
+            node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now, deployment=deployment,
+            secret_keys=fingerprints(node.secret_key),
+        )  # fmt: skip
         self.heartbeat = Heartbeat(node, self.completer, node_record)
         self.failing_services: dict[str, StoreError] = {}
         self.started_at = node.clock.monotonic()
@@ -74,6 +76,7 @@ class Service:
         node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
         await self.heartbeat.start()
+        await self._warn_about_secret_keys()
         await self.code_definitions.step()
         with node.store.subscribers.subscribed(self._on_commit):
             tasks = [
@@ -145,6 +148,15 @@ class Service:
         report += await self.leader.broker_reconciler.reconcile()
         repair.record_repairs(node, report)
         return report
+
+    async def _warn_about_secret_keys(self) -> None:
+        own = self.heartbeat.node_record
+        for other in await self.node.store.run(nodes.list_nodes):
+            if not other.shares_secret_key(own):
+                log.warning(
+                    "node %s has another TIMEBELL_SECRET_KEY: API keys, sessions and secrets of one node are not valid "
+                    "on the other", other.name,
+                )  # fmt: skip
 
     async def _supervise(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:
         """Run a service forever: step, then wait for the time it returned or a wake-up; after an error, back off."""

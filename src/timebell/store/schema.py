@@ -279,6 +279,8 @@ nodes = Table(
     Column("clock_ahead", Integer, nullable=False, server_default="0"),
     # The deployment whose code it runs; NULL if that defines nothing.
     Column("deployment", String(200)),
+    # The fingerprints of its secret keys, newest first, separated by spaces.
+    Column("secret_keys", String(200), nullable=False, server_default=""),
 )
 
 # Processes that claim jobs over HTTP.

@@ -94,6 +94,14 @@ def digest(secret_key: str | None, text: str, *, subject: str = "API keys") -> s
     return all_digests[0]
 
 
+def fingerprints(secret_key: str | None) -> tuple[str, ...]:
+    """Return a fingerprint of each secret key, newest first: 16 bits, which do not help to guess the key."""
+    return tuple(
+        hmac.new(key.encode(), b"fingerprint of a node", sha256).hexdigest()[:4]
+        for key in split_secret_keys(secret_key)
+    )
+
+
 def digests_match(stored: str, candidate: str) -> bool:
     """Compare two digests in constant time."""
     return hmac.compare_digest(stored, candidate)

@@ -263,8 +263,8 @@ async def _provoke_findings(url: str) -> None:
     await store.open()
     at = store.dialect.to_db(system_now())
     node = (
-        "INSERT INTO timebell_nodes (id, name, version, tzdata, routes, heartbeat, started_at, seen_at)"
-        " VALUES (:id, :name, :version, :tzdata, :routes, 1, :at, :at)"
+        "INSERT INTO timebell_nodes (id, name, version, tzdata, routes, heartbeat, started_at, seen_at, secret_keys)"
+        " VALUES (:id, :name, :version, :tzdata, :routes, 1, :at, :at, :name)"
     )
     routes = '{"exact": [], "prefixes": [], "allTopics": false}'
     for statement, values in (
@@ -297,7 +297,7 @@ def test_stalled_work_is_found(sqlite_url: str, cli: Cli, monkeypatch: pytest.Mo
     found = findings(cli, "--database", sqlite_url)
     assert set(found) >= {
         "ALL_PAUSED", "JOBS_UNHANDLED", "BACKLOG_HELD", "SCHEDULES_ERRORED", "SECRETS_UNREADABLE", "TARGETS_DISABLED",
-        "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS", "HISTORY_REWOUND",
+        "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS", "HISTORY_REWOUND", "SECRET_KEYS_DIFFER",
     }  # fmt: skip
     assert "crm" in found["TARGETS_DISABLED"]["detail"]
     assert "lost 3 created jobs" in found["HISTORY_REWOUND"]["detail"]

@@ -134,6 +134,9 @@ def _check_work(gauge_values: gauges.Gauges, live: list[nodes.Node], all_paused:
     if len(versions := sorted({node.version for node in live})) > 1:
         yield warn("nodes", "VERSIONS_DIFFER", f"nodes run {', '.join(versions)}",
                    "Finish the deploy: timebell node list shows the version of each node.")  # fmt: skip
+    if others := [node.name for node in live[1:] if not node.shares_secret_key(live[0])]:
+        yield warn("nodes", "SECRET_KEYS_DIFFER", f"{', '.join(others)} and {live[0].name} have different secret keys",
+                   "Set the same TIMEBELL_SECRET_KEY on every node.")  # fmt: skip
     if all_paused:
         yield warn("firing", "ALL_PAUSED", "all firing is paused", "To resume: await app.resume_all()")
     if gauge_values.unhandled:

@@ -24,6 +24,7 @@ REASONS = {
     "DISK_ALMOST_FULL": "A full disk stops all writes, so nothing fires.",
     "CLOCK_SKEWED": "Jobs fire by the clock of the database, not by the clock of this machine.",
     "ZONE_DATA_DIFFERS": "Nodes with older rules may compute wrong local times.",
+    "SECRET_KEYS_DIFFER": "API keys, sessions and secrets of one node are refused or unreadable on another one.",
     "VERSIONS_DIFFER": "Supported during a rolling deploy, but not permanently.",
     "NO_LIVE_NODE": "Pending work is not executed.",
     "GALERA_SEVERAL_WRITERS": "Galera does not replicate row locks, so limits and the order of jobs may be violated.",

@@ -41,6 +41,15 @@ class Node:
     """Milliseconds by which its clock is ahead of the database clock."""
     deployment: str | None = None
     """The deployment whose code it runs; None if that defines nothing."""
+    secret_keys: tuple[str, ...] = ()
+    """The fingerprints of its secret keys, newest first."""
+
+    def shares_secret_key(self, other: Node) -> bool:
+        """Return whether API keys and secrets that one of these nodes stores are valid on the other one.
+
+        During a rotation of the secret key, a node has several.
+        """
+        return self.secret_keys == other.secret_keys or not set(self.secret_keys).isdisjoint(other.secret_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ def announce(tx: Transaction, node: Node) -> bool:
         "routes": orjson.dumps(node.routes.to_json()).decode(),
         "heartbeat": node.heartbeat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
         "running": node.running, "clock_ahead": node.clock_ahead,
-        "deployment": node.deployment,
+        "deployment": node.deployment, "secret_keys": " ".join(node.secret_keys),
     }  # fmt: skip
     if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
         tx.execute(insert(nodes).values(id=node.id, **values))
@@ -109,6 +118,7 @@ def list_nodes(tx: Transaction) -> list[Node]:
             row.running,
             row.clock_ahead,
             row.deployment,
+            tuple(row.secret_keys.split()),
         )
         for row in rows
     ]

@@ -278,6 +278,7 @@ def upgrade() -> None:
         sa.Column("running", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("clock_ahead", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("deployment", sa.String(200)),
+        sa.Column("secret_keys", sa.String(200), nullable=False, server_default=""),
     )
     op.create_table(
         "timebell_workers",
