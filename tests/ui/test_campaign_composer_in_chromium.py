@@ -66,7 +66,12 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
         page.get_by_label("Condition 1").select_option("tier")
         page.get_by_label("Value", exact=True).fill("gold")
         expect(preview).to_contain_text("5 devices")
+        long_text = "안" * 2000  # more than fits into a URL
+        page.get_by_label("Body", exact=True).fill(long_text)
+        expect(preview).to_contain_text("the limit for a token is 4,096")
         page.get_by_role("button", name="Add language").click()
+        expect(page.get_by_label("Body", exact=True).first).to_have_value(long_text)
+        page.get_by_label("Body", exact=True).first.fill("")
         page.get_by_label("Language", exact=True).fill("ko")
         page.locator("[name=title1]").fill("Annyeong {{attributes.name|yeoreobun}}")
         expect(preview).to_contain_text("Annyeong Name 2")

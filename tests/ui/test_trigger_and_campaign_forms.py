@@ -302,6 +302,10 @@ async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve
         }  # fmt: skip
         shown = (await browser.client.get(f"{form}/preview", params={**CAMPAIGN, **rows})).text
         assert "3 devices" in plain_text(shown)
+        for button in ("conditions", "languages", "preview"):
+            answer = await browser.submit(form, form, **{**CAMPAIGN, **rows, button: "3"})
+            assert (answer.status_code, form_values(answer.text)["value2"]) == (200, "4")
+        assert (await browser.web.get("/api/v1/campaigns")).json()["items"] == []
         for wrong, word in (
             ({"value1": ""}, "Condition 1 has no value"), ({"op1": "min"}, "platform is not a number"),
             ({"value2": "many"}, "not a number"), ({"value1": "ipad"}, "platform is 'ipad'"),

@@ -67,6 +67,11 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
     return body
 
 
+def is_unfinished(form: Mapping[str, str]) -> bool:
+    """Return whether a button adds a row to the form or previews it, instead of saving it."""
+    return any(name in form for name in ("languages", "conditions", "preview"))
+
+
 def has_send_time(form: Mapping[str, str]) -> bool:
     """Return whether the form says when to send."""
     return form.get("when") == "now" or bool(_send_time(form))

@@ -39,23 +39,23 @@ async def segment_count(name: str, view: CurrentView) -> Response:
 
 @routes.get("/ui/new/segment")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render the form of a new segment, or the fields that a button of the form sent."""
+    """Render the form of a new segment, or the fields in the URL."""
     return await _render_form(view, dict(request.query_params) or {"conditions": "1"}, None)
 
 
-@routes.get("/ui/new/segment/count")
+@routes.api_route("/ui/new/segment/count", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the number of devices that match the form, as a fragment."""
-    return view.render("partials/segment_count", **await _count_form(view, dict(request.query_params)))
+    return view.render("partials/segment_count", **await _count_form(view, view.form or dict(request.query_params)))
 
 
 @routes.get("/ui/segments/{name}")
-async def edit_page(name: str, request: Request, view: CurrentView) -> Response:
-    """Render the form with the filters of a segment, or the fields that a button of the form sent."""
+async def edit_page(name: str, view: CurrentView) -> Response:
+    """Render the form with the filters of a segment."""
     segment = await view.get(f"/segments/{quote_segment(name)}")
     rest, rows = split_filters(_to_rows(segment["filters"]))
     stored = {**rows, "filters": json.dumps(rest, ensure_ascii=False, indent=2) if rest else ""}
-    return await _render_form(view, dict(request.query_params) or stored, None, record=segment)
+    return await _render_form(view, stored, None, record=segment)
 
 
 @routes.post("/ui/new/segment")
@@ -78,6 +78,8 @@ async def delete(name: str, view: CurrentView) -> Response:
 
 
 async def _save(view: View, name: str, record: Mapping[str, Any] | None) -> Response:
+    if "conditions" in view.form:  # the button that adds a row
+        return await _render_form(view, view.form, None, record=record)
     try:
         if not name:
             raise InvalidInput("The segment has no name.", code="INVALID_FILTER", fix="Enter one, e.g. Gold customers.")
