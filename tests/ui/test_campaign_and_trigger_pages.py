@@ -55,7 +55,11 @@ async def test_the_campaign_page_manages_a_campaign_and_shows_its_progress(
             return (await browser.get(page)).text.count('class="c-skip" x=') == 3
 
         await wait_until(three_chunks_remain)
-        assert len((await browser.get(page, hx_request="true")).text) < 8000  # only the progress fragment
+        fragment = await browser.get(page, hx_request="true")
+        assert len(fragment.text) < 8000  # only the progress
+        assert "HX-Refresh" not in fragment.headers
+        assert "HX-Refresh" not in (await browser.get(f"{page}?shown=Sending", hx_request="true")).headers
+        assert (await browser.get(f"{page}?shown=Planned", hx_request="true")).headers["HX-Refresh"] == "true"
         assert "morning" in (await browser.get("/ui/search?q=morn")).text
         assert '<b class="n">1</b>' in (await browser.get("/ui/")).text
         await browser.submit(page, f"{page}/pause", reason="wrong text")

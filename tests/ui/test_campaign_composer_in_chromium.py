@@ -90,5 +90,8 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
         expect(page.get_by_text("New in the shop").first).to_be_visible()
         [campaign] = served.run(served.app.campaigns.list()).items
         assert (campaign.state, campaign.plan.body) == ("pending", "New in the shop")
+        served.run(served.app.campaigns.start(campaign.id))
+        expect(page.get_by_role("heading", name="Spring sale Sent")).to_be_visible()  # without a reload by the user
+        expect(page.get_by_role("button", name="Archive")).to_be_visible()
         errors = [line for line in window.messages if "422" not in line]  # the refused form
         assert not errors

@@ -47,15 +47,21 @@ async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Res
 
 
 @routes.get("/ui/campaigns/{id}")
-async def campaign(id: str, view: CurrentView) -> Response:
-    """Show one campaign; for htmx, only its progress."""
+async def campaign(id: str, view: CurrentView, shown: str = "") -> Response:
+    """Show one campaign; for htmx, only its progress.
+
+    Reload the page if its state is not the one `shown`, because it has other actions.
+    """
     record = await view.get(f"/campaigns/{quote_segment(id)}")
     variables = {
         "campaign": record, "state": state_label(record), "needs_approval": needs_approval(record),
         "progress": await load_progress(view, record),
     }  # fmt: skip
     if view.is_fragment_request:
-        return view.render("partials/campaign_progress", **variables)
+        response = view.render("partials/campaign_progress", **variables)
+        if shown not in ("", variables["state"][1]):
+            response.headers["HX-Refresh"] = "true"
+        return response
     request = (await view.get(f"/campaigns/{quote_segment(id)}/preview"))["request"]
     return view.render("campaign", **variables, request=request)
 
