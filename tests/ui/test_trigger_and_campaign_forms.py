@@ -242,6 +242,11 @@ async def test_the_campaign_form_has_all_fields_of_a_message_and_previews_it_for
         assert '"token-of-a-phone-2"' in shown
         unknown = await browser.client.get(f"{form}/preview", params={**RICH_CAMPAIGN, "previewUser": "eve"})
         assert "eve" in unknown.text
+        assert "has the attribute" not in shown
+        typing_error = {**RICH_CAMPAIGN, "body": "{{attributes.nmae|you}}"}
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=typing_error)).text)
+        assert "newest devices has the attribute nmae" in shown
+        assert "Did you mean attributes.name" in shown
         another = (await browser.client.get(form, params={**RICH_CAMPAIGN, "languages": "2"})).text
         assert 'name="language2"' in another
         assert 'value="안녕 {{attributes.name|여러분}}"' in another
@@ -363,7 +368,8 @@ async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
         fields = {"title": "Hello", "when": "at", "at": "2040-01-01T09:00", "timezone": "UTC", "titleB": "Hi",
                   "shareB": "30", "holdOut": "10", "trackOpens": "1"}  # fmt: skip
         preview = plain_text((await browser.client.get("/ui/new/campaign/preview", params=fields)).text)
-        assert "Hello Variant A" in preview and "Hi Variant B" in preview
+        assert "Hello Variant A to every recipient" in preview
+        assert "Hi Variant B to every recipient" in preview
         answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **fields)
         url = answer.headers["location"].split("?")[0]
         campaign = (await browser.web.get(url.replace("/ui", "/api/v1"))).json()
