@@ -88,6 +88,19 @@ async def test_the_campaign_page_manages_a_campaign_and_shows_its_progress(
         assert (await browser.submit(page, f"{page}/pause")).status_code == 303
 
 
+async def test_a_failed_campaign_explains_its_error(serve_sqlite: Serve, sqlite_url: str, phones: FakeFcm) -> None:
+    app = hostile_app(sqlite_url)
+    phones.rules({"do": "SENDER_ID_MISMATCH", "match": "^other-project"})
+    async with serve_sqlite(allow_local=True, app=app) as browser, app.running():
+        await app.devices.register("other-project-phone-1")
+        id_ = (await browser.web.post("/api/v1/campaigns", CAMPAIGN)).json()["id"]
+
+        async def is_explained() -> bool:
+            return "belong to another Firebase project" in (await browser.get(f"/ui/campaigns/{id_}")).text
+
+        await wait_until(is_explained)
+
+
 async def test_the_trigger_page_manages_a_trigger_and_reports_a_rejected_token(
     serve_sqlite: Serve, sqlite_url: str, phones: FakeFcm, monday: Monday
 ) -> None:
