@@ -197,7 +197,9 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         for wrong, word in (
             ({"at": ""}, "no send time"), ({"filters": '{"colour": "red"}'}, "colour"), ({"data": "["}, "JSON"),
             ({"filters": "[1]", "pushOnOff": "1"}, "filters"), ({"chunkSize": "501"}, "chunkSize"),
-            ({"when": "then"}, "no send time"),
+            ({"when": "then"}, "no send time"), ({"at": "2001-01-01T09:00"}, "The send time is in the past"),
+            ({"quietEnd": ""}, "The quiet hours have only one time"), ({"expiresAt": "soon"}, "which is not a time"),
+            ({"expiresAt": "2040-01-01T09:00", "timezone": ""}, "without a time zone"),
         ):  # fmt: skip
             refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
             assert refused.status_code in (400, 422), refused.text
@@ -443,11 +445,13 @@ async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) 
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/campaign"
         await browser.app.devices.register("token-of-a-phone-1", marketing_on=True)
-        fields = {**RICH_CAMPAIGN, "filters": '{"platform": "ios"}', "marketing": "1", "ttl": "60"}
+        fields = {**RICH_CAMPAIGN, "filters": '{"platform": "ios"}', "marketing": "1", "ttl": "60",
+                  "expiresAt": "2040-01-02T09:00"}  # fmt: skip
         page = (await browser.submit(form, form, **fields)).headers["location"].split("?")[0]
         api = page.replace("/ui", "/api/v1")
         before = (await browser.web.get(api)).json()
         assert before["filters"] == {"platform": "ios", "marketingOnOff": True}
+        assert before["expiresAt"] == "2040-01-02T00:00:00Z"  # the time in Seoul
         assert f'href="{page}/edit"' in (await browser.get(page)).text
         shown = form_values((await browser.get(f"{page}/edit")).text)
         assert (shown["title1"], shown["when"], shown["canaryRate"]) == (fields["title1"], "local", "10")

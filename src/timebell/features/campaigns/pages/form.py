@@ -21,7 +21,7 @@ from timebell.features.campaigns.pages.form_body import (
     to_form,
     to_request_body,
 )
-from timebell.features.campaigns.pages.preview import build_preview
+from timebell.features.campaigns.pages.preview import build_preview, describe_problem
 from timebell.recurrence.zone_names import accepted_names as zone_names
 
 NEW_URL = "/ui/new/campaign"
@@ -88,8 +88,9 @@ async def _render_form(
 ) -> Response:
     fields = {**EMPTY_FORM, "timezone": "", **form}
     return view.render(
-        "campaign_form", status, form=fields, problem=problem, preview=await build_preview(view, fields),
-        zones=sorted(zone_names()), record=record, language_rows=count_language_rows(fields), action_rows=ACTION_ROWS,
+        "campaign_form", status, form=fields, problem=problem and describe_problem(problem),
+        preview=await build_preview(view, fields), zones=sorted(zone_names()), record=record,
+        language_rows=count_language_rows(fields), action_rows=ACTION_ROWS,
         condition_rows=count_rows(fields), operators=OPERATORS, condition_fields=await list_fields(view, fields),
         form_url=NEW_URL if record is None else f"/ui/campaigns/{record['id']}/edit",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from timebell.client import datetimes
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.overview_data import UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import View
-from timebell.errors import NotFound, TimebellError
+from timebell.errors import InThePast, NotFound, TimebellError
 from timebell.features.campaigns.engine import content
 from timebell.features.campaigns.model import personalization
 from timebell.features.campaigns.model.campaign import CampaignState, Throttle, build_timetable
@@ -25,6 +25,13 @@ from timebell.ids import new_id
 PREVIEW_FIRES = 6
 SAMPLE_SIZE = 3
 """Recipients whose personal message is shown."""
+
+
+def describe_problem(problem: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a problem in the words of the form, not in those of the API."""
+    if problem["code"] != InThePast.code:
+        return problem
+    return {**problem, "detail": "The send time is in the past.", "fix": "Choose a later time."}
 
 
 async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
@@ -50,7 +57,7 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
         user_id = form.get("previewUser", "").strip()
         samples = await _preview_samples(view, draft, user_id) if has_message else []
     except TimebellError as error:
-        return {"problem": to_problem(error)}
+        return {"problem": describe_problem(to_problem(error))}
     preview: dict[str, Any] = {
         "problem": None, "timezone": timezone, "samples": samples,
         "request": samples[0]["request"] if samples else None, "runs": None,
