@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from timebell.errors import StoreError
-from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
+from timebell.features.campaigns.pages.audience_rows import describe_filters, parse_rows, split_filters
 from timebell.features.triggers.pages.form import parse_conditions
 
 from .browser import Browser
@@ -291,6 +291,11 @@ def test_rows_of_the_audience_are_filters_and_back() -> None:
         filters.append(expected)
     assert parse_rows(form) == filters
     nested = {"any": [{"platform": "ios"}, {"gender": "F"}]}
+    assert describe_filters({"pushOnOff": True, "all": [*filters, {"segment": "Staff"}, nested]}) == [
+        "Platform is ios, android", "Language is not ko", "Age at least 18", "Age is 30",
+        "Last seen, days ago at most 30", "tier is gold", "points at most 9.5", "points is not 1, 2", "vip is yes",
+        "in segment Staff", "accepts push messages", '{"any": [{"platform": "ios"}, {"gender": "F"}]}',
+    ]  # fmt: skip
     assert split_filters({"all": [*filters, nested], "ageMax": 9}) == ({"ageMax": 9, "all": [nested]}, form)
 
 
@@ -358,6 +363,9 @@ async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve
         answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **body)
         created = await browser.web.get(f"/api/v1{answer.headers['location'].removeprefix('/ui').partition('?')[0]}")
         assert created.json()["filters"] == {"all": [{"not": {"segment": "On iOS"}}]}
+        page = await browser.get(answer.headers["location"].partition("?")[0])
+        assert "Audience not in segment On iOS" in plain_text(page.text)
+        assert "Platform is not ios" in plain_text((await browser.get("/ui/segments")).text)
         assert "uses the segment" in (await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")).text
         await browser.web.post(f"/api/v1/campaigns/{created.json()['id']}/stop", {})
         answer = await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")

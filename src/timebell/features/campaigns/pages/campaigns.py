@@ -14,6 +14,7 @@ from timebell.dashboard.overview_data import TILES_TTL_SECONDS, UPCOMING_TTL_SEC
 from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.features.campaigns.client.delivery_export import MEDIA_TYPES, export_headers, stream_deliveries
+from timebell.features.campaigns.pages.audience_rows import describe_filters
 from timebell.features.campaigns.store import progress
 from timebell.features.campaigns.store.progress import ChunkMap
 
@@ -67,6 +68,7 @@ async def campaign(id: str, view: CurrentView, shown: str = "") -> Response:
     variables = {
         "campaign": record, "state": state_label(record), "needs_approval": needs_approval(record),
         "progress": await load_progress(view, record), "explanations": explain(record["reason"]),
+        "audience": describe_filters(record["filters"]),
     }  # fmt: skip
     if view.is_fragment_request:
         response = view.render("partials/campaign_progress", **variables)
