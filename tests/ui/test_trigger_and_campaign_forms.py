@@ -431,6 +431,21 @@ async def test_devices_are_searched_shown_and_deleted(serve_sqlite: Serve) -> No
         assert (await browser.get(shown[1])).status_code == 404
 
 
+async def test_devices_are_imported_and_refused_lines_are_shown(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        lines = 'token,userId,visits:number,note\nphone-0001,ann,3,"two\nlines"\nphone-0002,bob,many,\n'
+        page = (await browser.submit("/ui/devices", "/ui/devices", csv=lines)).text
+        shown = plain_text(page)
+        assert "1 new, 0 known, 1 refused Line 4: visits is 'many', not a number" in shown
+        assert html.escape(lines, quote=False) in page.replace("&#34;", '"')  # what was entered is kept
+        (device,) = (await browser.web.get("/api/v1/devices")).json()["items"]
+        assert (device["userId"], device["attributes"]) == ("ann", {"visits": 3, "note": "two\nlines"})
+        shown = plain_text((await browser.submit("/ui/devices", "/ui/devices", csv="token,langauge\na,ko\n")).text)
+        assert "Did you mean language?" in shown
+        shown = plain_text((await browser.submit("/ui/devices", "/ui/devices", csv="token\nphone-0002\n")).text)
+        assert "1 new, 0 known, 0 refused" in shown
+
+
 async def test_an_ended_campaign_is_archived_and_deleted(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         created = await browser.web.post("/api/v1/campaigns", {"title": "Hello", "sendAt": "2040-01-01T00:00:00Z"})
