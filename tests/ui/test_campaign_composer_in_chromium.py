@@ -43,7 +43,8 @@ def chromium() -> Iterator[Chromium]:
 def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: Served) -> None:
     with open_window(chromium, served.url) as window:
         page = window.page
-        page.on("dialog", lambda dialog: dialog.accept())
+        questions: list[str] = []
+        page.on("dialog", lambda dialog: (questions.append(dialog.message), dialog.accept()))
         window.open("/ui/campaigns")
         page.get_by_role("link", name="New campaign").first.click()
         preview = page.locator("#preview")
@@ -80,6 +81,7 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
         page.get_by_role("button", name="Create campaign").click()
 
         expect(page.get_by_role("heading", name="Spring sale")).to_be_visible()
+        assert questions[-1].endswith("at its send time.\n5 devices")
         expect(page.get_by_text("Planned")).to_be_visible()
         expect(page.get_by_text("of 5 devices")).to_be_visible()
         window.save_screenshot("composer-planned")
