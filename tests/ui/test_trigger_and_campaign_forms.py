@@ -390,7 +390,7 @@ async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
             "titleB": "Hi", "shareB": "30", "holdOut": "10", "trackOpens": "1", "variants": "",
         }  # fmt: skip
         refused = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **{**fields, "shareB": "100"})
-        assert "it must be a fraction such as 0.5" in plain_text(refused.text)
+        assert "The share of variant B is 100 %. Enter more than 0" in plain_text(refused.text)
         assert "Variant B" in plain_text((await browser.get(url)).text)
         assert "Opened" in plain_text((await browser.get(f"{url}/results")).text)
 

@@ -122,6 +122,11 @@ def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _parse_experiment(form: Mapping[str, str]) -> dict[str, Any]:
     variants, share = _parse_variants(form), parse_number("holdOut", form.get("holdOut", ""))
+    if variants and not 0 < variants[1]["share"] < 1:
+        raise InvalidInput(
+            f"The share of variant B is {100 * variants[1]['share']:g} %.", code="INVALID_CAMPAIGN",
+            fix="Enter more than 0 and less than 100, or leave it empty for 50.",
+        )  # fmt: skip
     options = {
         "variants": variants or None, "holdOut": None if share is None else share / 100,
         "trackOpens": bool(form.get("trackOpens")) or None,
