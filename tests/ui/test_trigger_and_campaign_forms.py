@@ -299,6 +299,13 @@ def test_rows_of_the_audience_are_filters_and_back() -> None:
     assert split_filters({"all": [*filters, nested], "ageMax": 9}) == ({"ageMax": 9, "all": [nested]}, form)
 
 
+def test_filters_of_more_conditions_than_rows_lose_none() -> None:
+    conditions = [{"topic": f"topic-{n}"} for n in range(60)]
+    rest, form = split_filters({"all": conditions})
+    assert [*parse_rows(form), *rest["all"]] == conditions
+    assert len(describe_filters({"all": conditions})) == 60
+
+
 async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/campaign"

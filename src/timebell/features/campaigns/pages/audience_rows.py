@@ -116,7 +116,7 @@ def split_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     rest, form, rows = dict(filters), dict[str, str](), 0
     kept = []
     for each in rest.pop("all", []):
-        row = _to_row(each)
+        row = None if rows == MAX_ROWS else _to_row(each)
         if row is None or _parse_row(*row) != each:
             kept.append(each)
             continue
