@@ -27,7 +27,7 @@ STATE_LABELS = {
 GATE_REASONS = ("approval", "ceiling", "change", "canary")
 ERROR_EXPLANATIONS = {
     "FCM_TOKEN_UNAVAILABLE": "Google refuses the FCM credentials of the server. When an admin has corrected them, "
-    "press Resume: the recipients who were not reached get the message.",
+    "resume the campaign, or send to those not reached.",
     "PERMISSION_DENIED": "The FCM credentials of the server may not send messages in this Firebase project.",
     "SENDER_ID_MISMATCH": "These devices belong to another Firebase project than the FCM credentials of the "
     "server. An admin must correct one of them; then send to those not reached.",
