@@ -171,18 +171,22 @@ async def test_invalid_csv_lines_are_reported(make: Callable[..., Any]) -> None:
     async with make() as web:
         lines = (
             b"\xef\xbb\xbftoken,tier\r\nphone-0001,gold\r\nphone-0002,go\rld\r\nphone-0003," + b"x" * 200_000 + b"\r\n"
+            b"phone-0004," + "민".encode("cp949") + b"\r\n"
         )
         created = (await web.ask("POST", "/devices/bulk", lines, content_type="text/csv")).json()
-        assert (created["state"], created["progress"]["done"], created["progress"]["failed"]) == ("completed", 1, 2)
+        assert (created["state"], created["progress"]["done"], created["progress"]["failed"]) == ("completed", 1, 3)
         assert [(error["line"], error["code"]) for error in created["errors"]] == [
-            (3, "INVALID_DEVICE"), (4, "INVALID_DEVICE"),
+            (3, "INVALID_DEVICE"), (4, "INVALID_DEVICE"), (5, "INVALID_DEVICE"),
         ]  # fmt: skip
+        assert created["errors"][2]["detail"].startswith("The line is not in UTF-8. Save the file as UTF-8")
         # Bare carriage returns do not end a line.
         created = (await web.ask("POST", "/devices/bulk", b"token\rphone-0004\r", content_type="text/csv")).json()
         assert (created["state"], created["progress"]["done"]) == ("failed", 0)
         assert "not valid CSV" in created["errors"][0]["detail"]
         created = (await web.ask("POST", "/devices/bulk", b"tier\ngold\n", content_type="text/csv")).json()
-        problem = "There is no column `token`. The first line has the names of the columns."
+        problem = (
+            "There is no column `token`. The first line has the names of the columns, with commas between them."
+        )  # fmt: skip
         assert [error["detail"] for error in created["errors"]] == [problem]
 
 

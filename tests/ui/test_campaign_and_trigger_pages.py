@@ -55,7 +55,11 @@ async def test_the_campaign_page_manages_a_campaign_and_shows_its_progress(
             return (await browser.get(page)).text.count('class="c-skip" x=') == 3
 
         await wait_until(three_chunks_remain)
-        assert len((await browser.get(page, hx_request="true")).text) < 8000  # only the progress fragment
+        fragment = await browser.get(page, hx_request="true")
+        assert len(fragment.text) < 8000  # only the progress
+        assert "HX-Refresh" not in fragment.headers
+        assert "HX-Refresh" not in (await browser.get(f"{page}?shown=Sending", hx_request="true")).headers
+        assert (await browser.get(f"{page}?shown=Planned", hx_request="true")).headers["HX-Refresh"] == "true"
         assert "morning" in (await browser.get("/ui/search?q=morn")).text
         assert '<b class="n">1</b>' in (await browser.get("/ui/")).text
         await browser.submit(page, f"{page}/pause", reason="wrong text")
@@ -82,6 +86,19 @@ async def test_the_campaign_page_manages_a_campaign_and_shows_its_progress(
         await browser.submit(page, f"{page}/retry")
         await wait_for_text("Sending")
         assert (await browser.submit(page, f"{page}/pause")).status_code == 303
+
+
+async def test_a_failed_campaign_explains_its_error(serve_sqlite: Serve, sqlite_url: str, phones: FakeFcm) -> None:
+    app = hostile_app(sqlite_url)
+    phones.rules({"do": "SENDER_ID_MISMATCH", "match": "^other-project"})
+    async with serve_sqlite(allow_local=True, app=app) as browser, app.running():
+        await app.devices.register("other-project-phone-1")
+        id_ = (await browser.web.post("/api/v1/campaigns", CAMPAIGN)).json()["id"]
+
+        async def is_explained() -> bool:
+            return "belong to another Firebase project" in (await browser.get(f"/ui/campaigns/{id_}")).text
+
+        await wait_until(is_explained)
 
 
 async def test_the_trigger_page_manages_a_trigger_and_reports_a_rejected_token(

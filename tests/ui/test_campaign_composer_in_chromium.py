@@ -43,7 +43,8 @@ def chromium() -> Iterator[Chromium]:
 def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: Served) -> None:
     with open_window(chromium, served.url) as window:
         page = window.page
-        page.on("dialog", lambda dialog: dialog.accept())
+        questions: list[str] = []
+        page.on("dialog", lambda dialog: (questions.append(dialog.message), dialog.accept()))
         window.open("/ui/campaigns")
         page.get_by_role("link", name="New campaign").first.click()
         preview = page.locator("#preview")
@@ -66,7 +67,12 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
         page.get_by_label("Condition 1").select_option("tier")
         page.get_by_label("Value", exact=True).fill("gold")
         expect(preview).to_contain_text("5 devices")
+        long_text = "안" * 2000  # more than fits into a URL
+        page.get_by_label("Body", exact=True).fill(long_text)
+        expect(preview).to_contain_text("the limit for a token is 4,096")
         page.get_by_role("button", name="Add language").click()
+        expect(page.get_by_label("Body", exact=True).first).to_have_value(long_text)
+        page.get_by_label("Body", exact=True).first.fill("")
         page.get_by_label("Language", exact=True).fill("ko")
         page.locator("[name=title1]").fill("Annyeong {{attributes.name|yeoreobun}}")
         expect(preview).to_contain_text("Annyeong Name 2")
@@ -75,6 +81,7 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
         page.get_by_role("button", name="Create campaign").click()
 
         expect(page.get_by_role("heading", name="Spring sale")).to_be_visible()
+        assert questions[-1].endswith("at its send time.\n5 devices")
         expect(page.get_by_text("Planned")).to_be_visible()
         expect(page.get_by_text("of 5 devices")).to_be_visible()
         window.save_screenshot("composer-planned")
@@ -85,5 +92,8 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
         expect(page.get_by_text("New in the shop").first).to_be_visible()
         [campaign] = served.run(served.app.campaigns.list()).items
         assert (campaign.state, campaign.plan.body) == ("pending", "New in the shop")
+        served.run(served.app.campaigns.start(campaign.id))
+        expect(page.get_by_role("heading", name="Spring sale Sent")).to_be_visible()  # without a reload by the user
+        expect(page.get_by_role("button", name="Archive")).to_be_visible()
         errors = [line for line in window.messages if "422" not in line]  # the refused form
         assert not errors

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from timebell.errors import StoreError
-from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
+from timebell.features.campaigns.pages.audience_rows import describe_filters, parse_rows, split_filters
 from timebell.features.triggers.pages.form import parse_conditions
 
 from .browser import Browser
@@ -197,7 +197,9 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         for wrong, word in (
             ({"at": ""}, "no send time"), ({"filters": '{"colour": "red"}'}, "colour"), ({"data": "["}, "JSON"),
             ({"filters": "[1]", "pushOnOff": "1"}, "filters"), ({"chunkSize": "501"}, "chunkSize"),
-            ({"when": "then"}, "no send time"),
+            ({"when": "then"}, "no send time"), ({"at": "2001-01-01T09:00"}, "The send time is in the past"),
+            ({"quietEnd": ""}, "The quiet hours have only one time"), ({"expiresAt": "soon"}, "which is not a time"),
+            ({"expiresAt": "2040-01-01T09:00", "timezone": ""}, "without a time zone"),
         ):  # fmt: skip
             refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
             assert refused.status_code in (400, 422), refused.text
@@ -242,6 +244,11 @@ async def test_the_campaign_form_has_all_fields_of_a_message_and_previews_it_for
         assert '"token-of-a-phone-2"' in shown
         unknown = await browser.client.get(f"{form}/preview", params={**RICH_CAMPAIGN, "previewUser": "eve"})
         assert "eve" in unknown.text
+        assert "has the attribute" not in shown
+        typing_error = {**RICH_CAMPAIGN, "body": "{{attributes.nmae|you}}"}
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=typing_error)).text)
+        assert "newest devices has the attribute nmae" in shown
+        assert "Did you mean attributes.name" in shown
         another = (await browser.client.get(form, params={**RICH_CAMPAIGN, "languages": "2"})).text
         assert 'name="language2"' in another
         assert 'value="안녕 {{attributes.name|여러분}}"' in another
@@ -284,7 +291,19 @@ def test_rows_of_the_audience_are_filters_and_back() -> None:
         filters.append(expected)
     assert parse_rows(form) == filters
     nested = {"any": [{"platform": "ios"}, {"gender": "F"}]}
+    assert describe_filters({"pushOnOff": True, "all": [*filters, {"segment": "Staff"}, nested]}) == [
+        "Platform is ios, android", "Language is not ko", "Age at least 18", "Age is 30",
+        "Last seen, days ago at most 30", "tier is gold", "points at most 9.5", "points is not 1, 2", "vip is yes",
+        "in segment Staff", "accepts push messages", '{"any": [{"platform": "ios"}, {"gender": "F"}]}',
+    ]  # fmt: skip
     assert split_filters({"all": [*filters, nested], "ageMax": 9}) == ({"ageMax": 9, "all": [nested]}, form)
+
+
+def test_filters_of_more_conditions_than_rows_lose_none() -> None:
+    conditions = [{"topic": f"topic-{n}"} for n in range(60)]
+    rest, form = split_filters({"all": conditions})
+    assert [*parse_rows(form), *rest["all"]] == conditions
+    assert len(describe_filters({"all": conditions})) == 60
 
 
 async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve) -> None:
@@ -302,6 +321,10 @@ async def test_the_audience_of_a_campaign_is_built_from_rows(serve_sqlite: Serve
         }  # fmt: skip
         shown = (await browser.client.get(f"{form}/preview", params={**CAMPAIGN, **rows})).text
         assert "3 devices" in plain_text(shown)
+        for button in ("conditions", "languages", "preview"):
+            answer = await browser.submit(form, form, **{**CAMPAIGN, **rows, button: "3"})
+            assert (answer.status_code, form_values(answer.text)["value2"]) == (200, "4")
+        assert (await browser.web.get("/api/v1/campaigns")).json()["items"] == []
         for wrong, word in (
             ({"value1": ""}, "Condition 1 has no value"), ({"op1": "min"}, "platform is not a number"),
             ({"value2": "many"}, "not a number"), ({"value1": "ipad"}, "platform is 'ipad'"),
@@ -347,6 +370,9 @@ async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve
         answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **body)
         created = await browser.web.get(f"/api/v1{answer.headers['location'].removeprefix('/ui').partition('?')[0]}")
         assert created.json()["filters"] == {"all": [{"not": {"segment": "On iOS"}}]}
+        page = await browser.get(answer.headers["location"].partition("?")[0])
+        assert "Audience not in segment On iOS" in plain_text(page.text)
+        assert "Platform is not ios" in plain_text((await browser.get("/ui/segments")).text)
         assert "uses the segment" in (await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")).text
         await browser.web.post(f"/api/v1/campaigns/{created.json()['id']}/stop", {})
         answer = await browser.submit("/ui/segments", "/ui/segments/On%20iOS/delete")
@@ -359,7 +385,8 @@ async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
         fields = {"title": "Hello", "when": "at", "at": "2040-01-01T09:00", "timezone": "UTC", "titleB": "Hi",
                   "shareB": "30", "holdOut": "10", "trackOpens": "1"}  # fmt: skip
         preview = plain_text((await browser.client.get("/ui/new/campaign/preview", params=fields)).text)
-        assert "Hello Variant A" in preview and "Hi Variant B" in preview
+        assert "Hello Variant A to every recipient" in preview
+        assert "Hi Variant B to every recipient" in preview
         answer = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **fields)
         url = answer.headers["location"].split("?")[0]
         campaign = (await browser.web.get(url.replace("/ui", "/api/v1"))).json()
@@ -370,7 +397,7 @@ async def test_the_campaign_form_makes_an_ab_test(serve_sqlite: Serve) -> None:
             "titleB": "Hi", "shareB": "30", "holdOut": "10", "trackOpens": "1", "variants": "",
         }  # fmt: skip
         refused = await browser.submit("/ui/new/campaign", "/ui/new/campaign", **{**fields, "shareB": "100"})
-        assert "it must be a fraction such as 0.5" in plain_text(refused.text)
+        assert "The share of variant B is 100 %. Enter more than 0" in plain_text(refused.text)
         assert "Variant B" in plain_text((await browser.get(url)).text)
         assert "Opened" in plain_text((await browser.get(f"{url}/results")).text)
 
@@ -411,6 +438,21 @@ async def test_devices_are_searched_shown_and_deleted(serve_sqlite: Serve) -> No
         assert (await browser.get(shown[1])).status_code == 404
 
 
+async def test_devices_are_imported_and_refused_lines_are_shown(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        lines = 'token,userId,visits:number,note\nphone-0001,ann,3,"two\nlines"\nphone-0002,bob,many,\n'
+        page = (await browser.submit("/ui/devices", "/ui/devices", csv=lines)).text
+        shown = plain_text(page)
+        assert "1 new, 0 known, 1 refused Line 4: visits is 'many', not a number" in shown
+        assert html.escape(lines, quote=False) in page.replace("&#34;", '"')  # what was entered is kept
+        (device,) = (await browser.web.get("/api/v1/devices")).json()["items"]
+        assert (device["userId"], device["attributes"]) == ("ann", {"visits": 3, "note": "two\nlines"})
+        shown = plain_text((await browser.submit("/ui/devices", "/ui/devices", csv="token,langauge\na,ko\n")).text)
+        assert "Did you mean language?" in shown
+        shown = plain_text((await browser.submit("/ui/devices", "/ui/devices", csv="token\nphone-0002\n")).text)
+        assert "1 new, 0 known, 0 refused" in shown
+
+
 async def test_an_ended_campaign_is_archived_and_deleted(serve_sqlite: Serve) -> None:
     async with serve_sqlite(allow_local=True) as browser:
         created = await browser.web.post("/api/v1/campaigns", {"title": "Hello", "sendAt": "2040-01-01T00:00:00Z"})
@@ -433,11 +475,13 @@ async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) 
     async with serve_sqlite(allow_local=True) as browser:
         form = "/ui/new/campaign"
         await browser.app.devices.register("token-of-a-phone-1", marketing_on=True)
-        fields = {**RICH_CAMPAIGN, "filters": '{"platform": "ios"}', "marketing": "1", "ttl": "60"}
+        fields = {**RICH_CAMPAIGN, "filters": '{"platform": "ios"}', "marketing": "1", "ttl": "60",
+                  "expiresAt": "2040-01-02T09:00"}  # fmt: skip
         page = (await browser.submit(form, form, **fields)).headers["location"].split("?")[0]
         api = page.replace("/ui", "/api/v1")
         before = (await browser.web.get(api)).json()
         assert before["filters"] == {"platform": "ios", "marketingOnOff": True}
+        assert before["expiresAt"] == "2040-01-02T00:00:00Z"  # the time in Seoul
         assert f'href="{page}/edit"' in (await browser.get(page)).text
         shown = form_values((await browser.get(f"{page}/edit")).text)
         assert (shown["title1"], shown["when"], shown["canaryRate"]) == (fields["title1"], "local", "10")

@@ -59,10 +59,11 @@ class ApiClient:
     ) -> ApiResponse:  # fmt: skip
         """Send one request.
 
-        `path` is relative to /api/v1 and already quoted. Query parameters that are None or empty are omitted. The scope
-        carries `caller`, so the API does not authenticate again.
+        `path` is relative to /api/v1 and already quoted. A `body` of bytes is sent as it is, any other as JSON. Query
+        parameters that are None or empty are omitted. The scope carries `caller`, so the API does not authenticate
+        again.
         """
-        content = b"" if body is None else orjson.dumps(body)
+        content = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
         all_headers = {**({"content-type": "application/json"} if content else {}), **(headers or {})}
         parameters = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         scope = {

@@ -24,7 +24,9 @@ def parse_number(name: str, text: str) -> float | int | None:
     except ValueError:
         number = nan
     if not -(2**63) <= number < 2**63:
-        raise InvalidInput(f"{name} is {text!r:.40}, which is not a number.", code="INVALID_FIELDS")
+        raise InvalidInput(
+            f"{name} is {text!r:.40}, which is not a number.", code="INVALID_FIELDS", fix="Use digits, e.g. 10."
+        )  # fmt: skip
     return number
 
 

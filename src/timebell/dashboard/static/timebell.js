@@ -43,9 +43,12 @@
       all('input[form="several"]').forEach((checkbox) => { checkbox.checked = event.target.checked; });
     }
   });
-  // Ask for confirmation before forms and buttons with data-confirm; without scripts they are sent directly.
+  // Ask for confirmation before forms and buttons with data-confirm, followed by the text of the element that
+  // data-confirm-with selects; without scripts they are sent directly.
   document.addEventListener("submit", (event) => {
-    const text = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
+    const data = event.submitter?.dataset.confirm ? event.submitter.dataset : event.target.dataset;
+    const detail = data.confirmWith ? one(data.confirmWith)?.innerText : null;
+    const text = [data.confirm, detail].filter(Boolean).join("\n");
     if (text && !window.confirm(text)) event.preventDefault();
   });
 

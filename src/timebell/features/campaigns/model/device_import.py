@@ -60,7 +60,8 @@ def parse_header(header: bytes) -> list[Column]:
     if repeated:
         raise _invalid(f"The column {repeated[0][1]!r:.60} occurs twice", "Remove one of them.")
     if (False, "token") not in names:
-        raise _invalid("There is no column `token`", "The first line has the names of the columns.")
+        fix = "The first line has the names of the columns, with commas between them."
+        raise _invalid("There is no column `token`", fix)
     return columns
 
 
@@ -154,7 +155,10 @@ def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_row(text: bytes) -> list[str]:
     """Split a CSV record into cells. Raises InvalidInput (INVALID_DEVICE)."""
-    decoded = text.decode("utf-8", "replace")
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError:
+        raise _invalid("The line is not in UTF-8", "Save the file as UTF-8; in Excel, as “CSV UTF-8”.") from None
     if not (b'"' in text or b"\r" in text or b"\n" in text):  # much faster than a csv.reader per record
         return decoded.split(",") if decoded else []
     try:

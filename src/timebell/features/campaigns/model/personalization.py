@@ -36,6 +36,12 @@ def check_placeholders(document: Any) -> None:
                 raise _invalid(f"{match[0]!r:.60} has no fallback, so recipients without a value would get no text")
 
 
+def attribute_names(document: Any) -> set[str]:
+    """Return the names of the attributes in the placeholders of a JSON document."""
+    names = {match["name"] for text in _texts(document) for match in _PLACEHOLDER.finditer(text)}
+    return {name.removeprefix(ATTRIBUTE_ROOT) for name in names if name.startswith(ATTRIBUTE_ROOT)}
+
+
 def render(document: Any, values: Mapping[str, Any]) -> Any:
     """Return a JSON document with all placeholders replaced by the values of a recipient, or by their fallbacks."""
     if isinstance(document, str):

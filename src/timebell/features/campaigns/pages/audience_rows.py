@@ -7,6 +7,7 @@ has no value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ OPERATORS = (("is", "is"), ("not", "is not"), ("min", "at least"), ("max", "at m
 FIELDS = (
     ("platform", "Platform"), ("language", "Language"), ("gender", "Gender"), ("age", "Age"),
     ("timezone", "Time zone"), ("lastSeen", "Last seen, days ago"), ("topic", "Topic"), ("audience", "Audience"),
+)  # fmt: skip
+CONSENTS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"pushOnOff": True}, "accepts push messages"), ({"marketingOnOff": True}, "has consented to marketing"),
 )  # fmt: skip
 ATTRIBUTE_PREFIX = "attributes."
 OBJECT_PREFIXES = ("segment=", "received=")
@@ -112,13 +116,45 @@ def split_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     rest, form, rows = dict(filters), dict[str, str](), 0
     kept = []
     for each in rest.pop("all", []):
-        row = _to_row(each)
+        row = None if rows == MAX_ROWS else _to_row(each)
         if row is None or _parse_row(*row) != each:
             kept.append(each)
             continue
         rows += 1
         form |= dict(zip((f"field{rows}", f"op{rows}", f"value{rows}"), row, strict=True))
     return rest | ({"all": kept} if kept else {}), form
+
+
+def describe_filters(filters: Mapping[str, Any]) -> list[str]:
+    """Return the conditions of filters in words; those that rows cannot show are JSON."""
+    rest, form = split_filters(to_rows(filters))
+    texts = [
+        _describe_row(form[f"field{n}"], form[f"op{n}"], form[f"value{n}"]) for n in range(1, count_rows(form) + 1)
+    ]  # fmt: skip
+    others = [*rest.pop("all", []), *([rest] if rest else [])]
+    return texts + [
+        next((text for known, text in CONSENTS if each == known), json.dumps(each, ensure_ascii=False))
+        for each in others
+    ]  # fmt: skip
+
+
+def _describe_row(name: str, operator: str, value: str) -> str:
+    kind, _, chosen = name.partition("=")
+    if name.startswith(OBJECT_PREFIXES):
+        words = {"segment": ("in segment", "not in segment"), "received": ("got campaign", "did not get campaign")}
+        return f"{words[kind][operator == 'not']} {chosen}"
+    label = dict(FIELDS).get(name) or name.removeprefix(ATTRIBUTE_PREFIX).partition(":")[0]
+    return f"{label} {dict(OPERATORS)[operator]} {value}"
+
+
+def to_rows(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return equivalent filters in which each condition is a member of `all`, so that rows can show it."""
+    conditions = [{name: value} for name, value in filters.items() if name not in ("all", "any", "not", "attributes")]
+    conditions += [{"attributes": {name: value}} for name, value in filters.get("attributes", {}).items()]
+    excluded = filters.get("not", [])
+    conditions += [{"not": each} for each in (excluded if isinstance(excluded, list) else [excluded])]
+    kept = {name: filters[name] for name in ("any",) if name in filters}
+    return {**kept, "all": [*conditions, *filters.get("all", [])]}
 
 
 def _to_row(filters: Mapping[str, Any]) -> tuple[str, str, str] | None:

@@ -14,6 +14,7 @@ from timebell.dashboard.overview_data import TILES_TTL_SECONDS, UPCOMING_TTL_SEC
 from timebell.dashboard.time_range import read_time_range
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.features.campaigns.client.delivery_export import MEDIA_TYPES, export_headers, stream_deliveries
+from timebell.features.campaigns.pages.audience_rows import describe_filters
 from timebell.features.campaigns.store import progress
 from timebell.features.campaigns.store.progress import ChunkMap
 
@@ -24,6 +25,17 @@ STATE_LABELS = {
 }  # fmt: skip
 # Prefixes of the pause reason of a campaign that waits for approval.
 GATE_REASONS = ("approval", "ceiling", "change", "canary")
+ERROR_EXPLANATIONS = {
+    "FCM_TOKEN_UNAVAILABLE": "Google refuses the FCM credentials of the server. When an admin has corrected them, "
+    "resume the campaign, or send to those not reached.",
+    "PERMISSION_DENIED": "The FCM credentials of the server may not send messages in this Firebase project.",
+    "SENDER_ID_MISMATCH": "These devices belong to another Firebase project than the FCM credentials of the "
+    "server. An admin must correct one of them; then send to those not reached.",
+    "THIRD_PARTY_AUTH_ERROR": "The Firebase project has no valid key for Apple's or the browsers' push service.",
+    "UNREGISTERED": "The app was removed from these devices. They get no more messages.",
+    "QUOTA_EXCEEDED": "The limit of FCM for messages per minute was reached.",
+}
+"""What a person can do about the error codes in the reason of a campaign."""
 DELIVERY_STATES = {
     "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
     "sending": "In progress", "remaining": "Not sent", "held": "Held out",
@@ -47,15 +59,22 @@ async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Res
 
 
 @routes.get("/ui/campaigns/{id}")
-async def campaign(id: str, view: CurrentView) -> Response:
-    """Show one campaign; for htmx, only its progress."""
+async def campaign(id: str, view: CurrentView, shown: str = "") -> Response:
+    """Show one campaign; for htmx, only its progress.
+
+    Reload the page if its state is not the one `shown`, because it has other actions.
+    """
     record = await view.get(f"/campaigns/{quote_segment(id)}")
     variables = {
         "campaign": record, "state": state_label(record), "needs_approval": needs_approval(record),
-        "progress": await load_progress(view, record),
+        "progress": await load_progress(view, record), "explanations": explain(record["reason"]),
+        "audience": describe_filters(record["filters"]),
     }  # fmt: skip
     if view.is_fragment_request:
-        return view.render("partials/campaign_progress", **variables)
+        response = view.render("partials/campaign_progress", **variables)
+        if shown not in ("", variables["state"][1]):
+            response.headers["HX-Refresh"] = "true"
+        return response
     request = (await view.get(f"/campaigns/{quote_segment(id)}/preview"))["request"]
     return view.render("campaign", **variables, request=request)
 
@@ -139,6 +158,11 @@ async def perform_action(id: str, verb: str, view: CurrentView) -> Response:
 def needs_approval(record: Mapping[str, Any]) -> bool:
     """Return whether a gate paused the campaign, so that it waits for approval."""
     return record["state"] == "paused" and str(record["reason"] or "").split(":")[0] in GATE_REASONS
+
+
+def explain(reason: str | None) -> list[str]:
+    """Return explanations of the error codes in the reason of a campaign."""
+    return [text for code, text in ERROR_EXPLANATIONS.items() if code in (reason or "")]
 
 
 def state_label(record: Mapping[str, Any]) -> tuple[str, str]:

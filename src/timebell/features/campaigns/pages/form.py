@@ -17,10 +17,11 @@ from timebell.features.campaigns.pages.form_body import (
     EDITABLE_FIELDS,
     EMPTY_FORM,
     count_language_rows,
+    is_unfinished,
     to_form,
     to_request_body,
 )
-from timebell.features.campaigns.pages.preview import build_preview
+from timebell.features.campaigns.pages.preview import build_preview, describe_problem
 from timebell.recurrence.zone_names import accepted_names as zone_names
 
 NEW_URL = "/ui/new/campaign"
@@ -29,7 +30,7 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/new/campaign")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, the fields that a button of the form sent, or (`copy=ID`) those of a campaign."""
+    """Render an empty form, the fields in the URL, or (`copy=ID`) those of a campaign."""
     fields = dict(request.query_params)
     if copied := fields.pop("copy", ""):
         fields = {**to_form(await view.get(f"/campaigns/{quote_segment(copied)}")), "at": "", **fields}
@@ -41,6 +42,8 @@ async def new(request: Request, view: CurrentView) -> Response:
 @routes.post("/ui/new/campaign")
 async def create(view: CurrentView) -> Response:
     """Create a campaign; with a cron expression, a schedule that creates campaigns."""
+    if is_unfinished(view.form):
+        return await _render_form(view, view.form, None)
     created = await submit(view, "/campaigns", to_request_body, _render_form)
     if isinstance(created, Response):
         return created
@@ -48,18 +51,18 @@ async def create(view: CurrentView) -> Response:
     return view.redirect(f"/ui/{collection}/{quote_segment(created['id'])}", "created")
 
 
-@routes.get("/ui/new/campaign/preview")
+@routes.api_route("/ui/new/campaign/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the preview of the campaign in the form, as a fragment."""
-    fields = dict(request.query_params)
+    fields = view.form or dict(request.query_params)
     return view.render("partials/campaign_preview", preview=await build_preview(view, fields))
 
 
 @routes.get("/ui/campaigns/{id}/edit")
-async def edit_page(id: str, request: Request, view: CurrentView) -> Response:
-    """Render the form with the fields of a campaign, or those that a button of the form sent."""
+async def edit_page(id: str, view: CurrentView) -> Response:
+    """Render the form with the fields of a campaign."""
     response = view.check_response(await view.call_api("GET", f"/campaigns/{quote_segment(id)}"))
-    fields = dict(request.query_params) or {**to_form(response.body), "etag": response.headers["etag"]}
+    fields = {**to_form(response.body), "etag": response.headers["etag"]}
     return await _render_form(view, fields, None, record=response.body)
 
 
@@ -68,6 +71,8 @@ async def edit(id: str, view: CurrentView) -> Response:
     """Change a campaign, unless another user has changed it since the form was opened."""
     url = f"/campaigns/{quote_segment(id)}"
     record = await view.get(url)
+    if is_unfinished(view.form):
+        return await _render_form(view, view.form, None, record=record)
     try:
         body = dict.fromkeys(EDITABLE_FIELDS) | to_request_body(view.form)
     except InvalidInput as error:
@@ -83,8 +88,9 @@ async def _render_form(
 ) -> Response:
     fields = {**EMPTY_FORM, "timezone": "", **form}
     return view.render(
-        "campaign_form", status, form=fields, problem=problem, preview=await build_preview(view, fields),
-        zones=sorted(zone_names()), record=record, language_rows=count_language_rows(fields), action_rows=ACTION_ROWS,
+        "campaign_form", status, form=fields, problem=problem and describe_problem(problem),
+        preview=await build_preview(view, fields), zones=sorted(zone_names()), record=record,
+        language_rows=count_language_rows(fields), action_rows=ACTION_ROWS,
         condition_rows=count_rows(fields), operators=OPERATORS, condition_fields=await list_fields(view, fields),
         form_url=NEW_URL if record is None else f"/ui/campaigns/{record['id']}/edit",
     )  # fmt: skip

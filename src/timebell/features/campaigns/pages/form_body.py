@@ -11,6 +11,7 @@ from timebell.dashboard.fields import format_value, parse_json, parse_number, te
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.model.campaign_plan import zone_or_default
 from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
+from timebell.recurrence.zones import resolve_local, zone
 
 SEND_TIME_FIELDS = {
     "at": "sendAt", "local": "localTime", "cron": "cronExpression", "localcron": "cronExpression",
@@ -18,14 +19,14 @@ SEND_TIME_FIELDS = {
 EMPTY_FORM = {"when": "at", "at": "", "cron": "", "data": "", "filters": "", "chunkSize": "500",
               "chunkDelayMs": "2000"}  # fmt: skip
 TEXT_FIELDS = (
-    "name", "title", "body", "timezone", "collapseKey", "expiresAt", "image", "link", "sound", "channel", "priority",
+    "name", "title", "body", "timezone", "collapseKey", "image", "link", "sound", "channel", "priority",
     "analyticsLabel",
 )  # fmt: skip
 NUMBER_FIELDS = ("ttl", "badge", "chunkSize", "maxRecipients", "approveAbove")
 JSON_FIELDS = ("data", "filters", "variants", "android", "apns", "webpush")
 EDITABLE_FIELDS = (
-    *TEXT_FIELDS, *NUMBER_FIELDS, *JSON_FIELDS, "marketing", "translations", "actions", "chunkDelayMs", "quietHours",
-    "canary", "localTime", "holdOut", "trackOpens",
+    *TEXT_FIELDS, *NUMBER_FIELDS, *JSON_FIELDS, "expiresAt", "marketing", "translations", "actions", "chunkDelayMs",
+    "quietHours", "canary", "localTime", "holdOut", "trackOpens",
 )  # fmt: skip
 """Fields of a campaign that the form sets; an empty one resets the field of an edited campaign."""
 MAX_ROWS = 50
@@ -56,15 +57,26 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
     body |= _parse_experiment(form)
     if delay := form.get("chunkDelayMs", "").strip():
         body["chunkDelayMs"] = delay if delay == "adaptive" else parse_number("chunkDelayMs", delay)
+    if expiry := text_fields(form, "expiresAt"):
+        body["expiresAt"] = _to_instant(expiry["expiresAt"], body.get("timezone"))
     if quiet := text_fields(form, "quietStart", "quietEnd"):
+        if len(quiet) == 1:
+            raise InvalidInput(
+                "The quiet hours have only one time.", code="INVALID_CAMPAIGN",
+                fix="Enter both “Quiet from” and “Quiet to”, or neither.",
+            )  # fmt: skip
         body["quietHours"] = {
-            "start": quiet.get("quietStart", ""), "end": quiet.get("quietEnd", ""),
-            "then": form.get("quietThen") or "wait",
+            "start": quiet["quietStart"], "end": quiet["quietEnd"], "then": form.get("quietThen") or "wait",
         }  # fmt: skip
     if (size := parse_number("canarySize", form.get("canarySize", ""))) is not None:
         rate = parse_number("canaryRate", form.get("canaryRate", ""))
         body["canary"] = {"size": size, "maxErrorRate": 0.05 if rate is None else rate / 100}
     return body
+
+
+def is_unfinished(form: Mapping[str, str]) -> bool:
+    """Return whether a button adds a row to the form or previews it, instead of saving it."""
+    return any(name in form for name in ("languages", "conditions", "preview"))
 
 
 def has_send_time(form: Mapping[str, str]) -> bool:
@@ -110,6 +122,11 @@ def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _parse_experiment(form: Mapping[str, str]) -> dict[str, Any]:
     variants, share = _parse_variants(form), parse_number("holdOut", form.get("holdOut", ""))
+    if variants and not 0 < variants[1]["share"] < 1:
+        raise InvalidInput(
+            f"The share of variant B is {100 * variants[1]['share']:g} %.", code="INVALID_CAMPAIGN",
+            fix="Enter more than 0 and less than 100, or leave it empty for 50.",
+        )  # fmt: skip
     options = {
         "variants": variants or None, "holdOut": None if share is None else share / 100,
         "trackOpens": bool(form.get("trackOpens")) or None,
@@ -172,6 +189,8 @@ def to_form(record: Mapping[str, Any]) -> dict[str, str]:
         form["holdOut"] = format_value(round(100 * record["holdOut"], 4))
     if record.get("trackOpens"):
         form["trackOpens"] = "1"
+    if record.get("expiresAt"):
+        form["expiresAt"] = _format_local(record["expiresAt"], record["timezone"])
     form |= {"when": "at", "at": _format_local(record["sendAt"], record["timezone"])}
     if record.get("localTime"):
         form |= {"when": "local", "at": record["localTime"].removesuffix(":00")}
@@ -198,6 +217,24 @@ def _variant_fields(form: dict[str, str], variants: Any) -> dict[str, str]:
         return {}
     del form["variants"]
     return fields
+
+
+def _to_instant(text: str, timezone: str | None) -> str:
+    """Return the instant of a local time in the zone of the campaign. Raises InvalidInput."""
+    try:
+        local = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"“Not after” is {text!r:.40}, which is not a time.", code="INVALID_CAMPAIGN",
+            fix="Enter one, e.g. 2027-01-01T09:00.",
+        ) from None  # fmt: skip
+    if local.tzinfo is not None:
+        return text
+    if timezone is None:
+        raise InvalidInput(
+            "“Not after” is a local time without a time zone.", code="INVALID_CAMPAIGN", fix="Enter the time zone."
+        )
+    return resolve_local(local, zone(timezone))[0].isoformat()
 
 
 def _format_local(instant: str | None, timezone: str | None) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 from timebell.client import datetimes
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.overview_data import UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import View
-from timebell.errors import NotFound, TimebellError
+from timebell.errors import InThePast, NotFound, TimebellError
 from timebell.features.campaigns.engine import content
+from timebell.features.campaigns.model import personalization
 from timebell.features.campaigns.model.campaign import CampaignState, Throttle, build_timetable
 from timebell.features.campaigns.model.campaign_plan import OPTION_NAMES, Campaign, CampaignPlan, zone_or_default
 from timebell.features.campaigns.model.device import Device
@@ -25,12 +27,20 @@ SAMPLE_SIZE = 3
 """Recipients whose personal message is shown."""
 
 
+def describe_problem(problem: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a problem in the words of the form, not in those of the API."""
+    if problem["code"] != InThePast.code:
+        return problem
+    return {**problem, "detail": "The send time is in the past.", "fix": "Choose a later time."}
+
+
 async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
     """Return the preview of the campaign in the form, or `{"problem": ...}`.
 
     `count` recipients; `runs` of a cron campaign, else `zones` (zone, first, last, count) and `excluded` recipients;
-    `samples`: the message to some recipients; `request`: the push request to the first of them. Without a message there
-    are no samples, and without a send time no `zones`.
+    `samples`: the message to some recipients; `request`: the push request to the first of them; `unknown_attributes` of
+    its placeholders, each with a similar name or None. Without a message there are no samples, and without a send time
+    no `zones`.
     """
     is_scheduled = has_send_time(form)
     try:
@@ -47,12 +57,14 @@ async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
         user_id = form.get("previewUser", "").strip()
         samples = await _preview_samples(view, draft, user_id) if has_message else []
     except TimebellError as error:
-        return {"problem": to_problem(error)}
+        return {"problem": describe_problem(to_problem(error))}
     preview: dict[str, Any] = {
         "problem": None, "timezone": timezone, "samples": samples,
         "request": samples[0]["request"] if samples else None, "runs": None,
         "starts_now": form.get("when") == "now", "is_scheduled": is_scheduled,
         "at": None if message.local_time else send_at, "zones": [], "excluded": [],
+        "unknown_attributes": await _find_unknown_attributes(view, message),
+        "sample_size": devices.ATTRIBUTE_SAMPLE_SIZE,
     }  # fmt: skip
     if "cronExpression" in body:
         schedule = {
@@ -103,6 +115,17 @@ async def _preview_samples(view: View, draft: Campaign, user_id: str) -> list[di
                 name: notification.get(name) for name in ("title", "body", "image")
             }})  # fmt: skip
     return samples
+
+
+async def _find_unknown_attributes(view: View, message: CampaignPlan) -> list[tuple[str, str | None]]:
+    """Return the attributes in the message that none of the newest devices has, each with a similar name.
+
+    Their fallback hides a typing error in the message.
+    """
+    used = personalization.attribute_names([*message.texts, *message.variant_texts])
+    known = await view.app.store.run(devices.sample_attributes, view.caller.tenant_id) if used else {}
+    unknown = sorted(used - known.keys()) if known else []
+    return [(name, next(iter(get_close_matches(name, known, 1)), None)) for name in unknown]
 
 
 def _resolve_send_time(view: View, body: Mapping[str, Any], message: CampaignPlan) -> tuple[datetime, str]:

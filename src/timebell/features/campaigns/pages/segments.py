@@ -15,9 +15,11 @@ from timebell.errors import Conflict, InvalidInput, TimebellError
 from timebell.features.campaigns.pages.audience_rows import (
     OPERATORS,
     count_rows,
+    describe_filters,
     list_fields,
     parse_rows,
     split_filters,
+    to_rows,
 )
 
 NEW_URL = "/ui/new/segment"
@@ -27,7 +29,8 @@ routes = APIRouter(route_class=PageRoute)
 @routes.get("/ui/segments")
 async def segments(view: CurrentView, cursor: str = "") -> Response:
     """List segments; their counts are loaded one by one, because each reads all devices."""
-    return view.render("segments", page=await view.get("/segments", limit=50, cursor=cursor))
+    page = await view.get("/segments", limit=50, cursor=cursor)
+    return view.render("segments", page=page, describe_filters=describe_filters)
 
 
 @routes.get("/ui/segments/{name}/count")
@@ -39,23 +42,23 @@ async def segment_count(name: str, view: CurrentView) -> Response:
 
 @routes.get("/ui/new/segment")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render the form of a new segment, or the fields that a button of the form sent."""
+    """Render the form of a new segment, or the fields in the URL."""
     return await _render_form(view, dict(request.query_params) or {"conditions": "1"}, None)
 
 
-@routes.get("/ui/new/segment/count")
+@routes.api_route("/ui/new/segment/count", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the number of devices that match the form, as a fragment."""
-    return view.render("partials/segment_count", **await _count_form(view, dict(request.query_params)))
+    return view.render("partials/segment_count", **await _count_form(view, view.form or dict(request.query_params)))
 
 
 @routes.get("/ui/segments/{name}")
-async def edit_page(name: str, request: Request, view: CurrentView) -> Response:
-    """Render the form with the filters of a segment, or the fields that a button of the form sent."""
+async def edit_page(name: str, view: CurrentView) -> Response:
+    """Render the form with the filters of a segment."""
     segment = await view.get(f"/segments/{quote_segment(name)}")
-    rest, rows = split_filters(_to_rows(segment["filters"]))
+    rest, rows = split_filters(to_rows(segment["filters"]))
     stored = {**rows, "filters": json.dumps(rest, ensure_ascii=False, indent=2) if rest else ""}
-    return await _render_form(view, dict(request.query_params) or stored, None, record=segment)
+    return await _render_form(view, stored, None, record=segment)
 
 
 @routes.post("/ui/new/segment")
@@ -78,6 +81,8 @@ async def delete(name: str, view: CurrentView) -> Response:
 
 
 async def _save(view: View, name: str, record: Mapping[str, Any] | None) -> Response:
+    if "conditions" in view.form:  # the button that adds a row
+        return await _render_form(view, view.form, None, record=record)
     try:
         if not name:
             raise InvalidInput("The segment has no name.", code="INVALID_FILTER", fix="Enter one, e.g. Gold customers.")
@@ -101,16 +106,6 @@ def _parse_form(form: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(filters, dict) or not isinstance(filters.get("all", []), list):
         raise InvalidInput("Filters is not an object.", code="INVALID_FILTER", fix='E.g. {"platform": "ios"}')
     return {**filters, "all": [*filters.get("all", []), *rows]} if rows else filters
-
-
-def _to_rows(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return equivalent filters in which each condition is a member of `all`, so that the form can show it."""
-    conditions = [{name: value} for name, value in filters.items() if name not in ("all", "any", "not", "attributes")]
-    conditions += [{"attributes": {name: value}} for name, value in filters.get("attributes", {}).items()]
-    excluded = filters.get("not", [])
-    conditions += [{"not": each} for each in (excluded if isinstance(excluded, list) else [excluded])]
-    kept = {name: filters[name] for name in ("any",) if name in filters}
-    return {**kept, "all": [*conditions, *filters.get("all", [])]}
 
 
 async def _count_form(view: View, form: Mapping[str, str]) -> dict[str, Any]:
