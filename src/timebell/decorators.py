@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast, overlo
 from timebell.bound_handler import BoundHandler
 from timebell.client.validation import check_priority, check_queue_name
 from timebell.durations import Duration
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, InvalidRecurrence, InvalidTimezone
 from timebell.facade import FacadeMixin
 from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import check_pattern
@@ -174,16 +174,20 @@ class DecoratorMixin(FacadeMixin):
             raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
         from timebell.recurrence import Cron, Every, RRule, parse_cron
 
-        spec: Spec
-        if every is not None:
-            spec = every if isinstance(every, Every) else Every(every)
-        elif rrule is not None:
-            spec = rrule if isinstance(rrule, RRule) else RRule(rrule)
-        else:
-            spec = cron if isinstance(cron, Cron) else parse_cron(cron or "")
         schedule_topic = topic or name
         definition = {**options, "payload": payload, "name": name}
-        self.schedules.draft(schedule_topic, spec, definition, self.clock.now())  # validates
+        spec: Spec
+        try:
+            if every is not None:
+                spec = every if isinstance(every, Every) else Every(every)
+            elif rrule is not None:
+                spec = rrule if isinstance(rrule, RRule) else RRule(rrule)
+            else:
+                spec = cron if isinstance(cron, Cron) else parse_cron(cron or "")
+            self.schedules.draft(schedule_topic, spec, definition, self.clock.now())  # validates
+        except (InvalidRecurrence, InvalidTimezone) as error:  # an app has many schedules
+            error.message = f"Schedule {name!r:.60}: {error.message}"
+            raise
         on_topic: Callable[[Callable[[Arrived[P]], R]], BoundHandler[P, R]] = self.on(schedule_topic, executor=executor)
 
         def register(function: Callable[[Arrived[P]], R]) -> BoundHandler[P, R]:

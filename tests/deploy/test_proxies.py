@@ -116,7 +116,7 @@ def test_the_guide_leads_to_single_sign_on_behind_a_proxy(package: str, tmp_path
     environment |= {
         "TIMEBELL_DATABASE_URL": _at(database, environment["TIMEBELL_DATABASE_URL"]),
         "TIMEBELL_HTTP_PORT": str(node_port), "TIMEBELL_METRICS_PORT": str(free_port()), "TIMEBELL_URL": url,
-        "TIMEBELL_OIDC_ISSUER": issuer,
+        "TIMEBELL_OIDC_ISSUER": issuer, "TIMEBELL_APP": str(_write_app(tmp_path, environment["TIMEBELL_APP"])),
     }  # fmt: skip
     secret = secret_files["/etc/timebell/oidc-secret"]
     with (
@@ -150,6 +150,13 @@ def _create_tables_and_role(database: Postgres, folder: Path) -> None:
     url = _at(database, text.partition("TIMEBELL_DATABASE_URL=")[2].partition("\n")[0])
     _timebell(folder, {"TIMEBELL_DATABASE_URL": url}, "db", "upgrade")
     asyncio.run(_execute(url, _timebell(folder, {"TIMEBELL_DATABASE_URL": url}, "db", "roles")))
+
+
+def _write_app(folder: Path, path: str) -> Path:
+    """Write an app under the file name of `path`."""
+    app = folder / Path(path).name
+    app.write_text("from timebell import Timebell\n\napp = Timebell()\n")
+    return app
 
 
 def _at(database: Postgres, url: str) -> str:

@@ -356,6 +356,24 @@ def test_an_invalid_handler_or_app_is_refused_immediately(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"cron": "61 * * * *"}, "INVALID_CRON"),
+        ({"every": "PT0S"}, "INVALID_INTERVAL"),
+        ({"rrule": "FREQ=NEVER"}, "INVALID_RRULE"),
+        ({"cron": "0 9 * * *", "timezone": "Asia/Soul"}, "INVALID_TIMEZONE"),
+    ],
+)
+def test_an_invalid_recurrence_in_code_is_reported_with_the_name_of_its_schedule(
+    options: dict[str, str], code: str, tmp_path: Path
+) -> None:
+    app = Timebell(f"sqlite:///{tmp_path}/t.db", timezone="UTC")
+    error = _fails(lambda: app.schedule("morning-digest", **options))
+    assert error.code == code
+    assert str(error).startswith("Schedule 'morning-digest': ")
+
+
 def test_a_missing_database_is_unreachable_and_the_error_hides_the_password(tmp_path: Path) -> None:
     for url in (
         "postgresql://user:s3cret@127.0.0.1:1/none", f"sqlite:///{tmp_path}/no/such/folder/t.db", f"sqlite:///{tmp_path}",

@@ -50,8 +50,11 @@ SECURITY_HEADERS = (
 )  # fmt: skip
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises Conflict (PORT_IN_USE), Refused (PORT_REFUSED), InvalidInput (INVALID_HOST)."""
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Open a listening socket on a port that `option` sets.
+
+    Raises Conflict (PORT_IN_USE), Refused (PORT_REFUSED), InvalidInput (INVALID_HOST).
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
@@ -65,7 +68,8 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise Conflict(
                 f"Port {port} on {host} is in use by another program.", code="PORT_IN_USE",
-                fix=f"Stop that program (possibly another Timebell), or choose another port: --port {port % 65535 + 1}",
+                fix=f"Stop that program (possibly another Timebell), or choose another port with {option},"
+                f" such as {port % 65535 + 1}.",
             ) from error  # fmt: skip
         if error.errno == errno.EACCES:
             raise Refused(f"This user may not use port {port}.", code="PORT_REFUSED",

@@ -108,7 +108,7 @@ class MonthUsageOut(ResponseBody):
     timezone: str
     used: int
     limit: int | None
-    ends_at: Instant
+    ends_at: Annotated[Instant, Field(description="Start of the next month in the time zone of the tenant.")]
     exhausted_at: Annotated[
         Instant | None,
         Field(description="Estimated time at which the limit is reached, if before the end of the month."),

@@ -160,7 +160,8 @@ async def _http_servers(
         routers.append(site.build_routes(app.features))
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:
-            metrics_socket = server.bind(app.settings.metrics_host, app.settings.metrics_port)
+            metrics_address = app.settings.metrics_host, app.settings.metrics_port
+            metrics_socket = server.bind(*metrics_address, option="TIMEBELL_METRICS_PORT")
             await listeners.enter_async_context(
                 server.serving(server.HttpApp(app, [metrics.router(app)]), metrics_socket)
             )

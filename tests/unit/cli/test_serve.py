@@ -193,6 +193,15 @@ def test_port_in_use_is_reported(start: Start) -> None:
     process.wait_for("--port", err=True)
 
 
+def test_metrics_port_in_use_is_reported_with_its_setting(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("dev", "--port", free_port(), TIMEBELL_METRICS_PORT=str(port))
+        assert process.wait() == 5
+    process.wait_for(f"Port {port} .*is in use", err=True)
+    process.wait_for("another port with TIMEBELL_METRICS_PORT, such as", err=True)
+
+
 def test_doctor_accepts_a_port_at_which_timebell_answers(start: Start) -> None:
     port = free_port()
     start("dev", "--port", port).wait_for("Ready in", err=True)
