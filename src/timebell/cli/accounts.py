@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
+from timebell.api.users import render_user
 from timebell.app import Timebell
 from timebell.cli.inputs import confirm, print_list
 from timebell.cli.keyring import ACTOR, iterate_pages, resolve_format, run_and_close, with_audit_record
@@ -44,9 +45,9 @@ def create_user(name: str, role: str, tenant: str, database: str | None) -> None
         user = User(
             id=new_id(now), tenant_id=tenant_id, name=user_name, role=user_role, created_at=now, created_by=ACTOR
         )  # fmt: skip
-        return await app.store.run(
-            with_audit_record(app, "user.create", tenant_id, user_name, lambda tx: rows.create_user(tx, user, password))
-        )
+        return await app.store.run(with_audit_record(
+            app, "user.create", tenant_id, user_name, lambda tx: rows.create_user(tx, user, password), _state_of(user)
+        ))  # fmt: skip
 
     user = run_and_close(app, write)
     tenant_label = user.tenant_id or "the platform"
@@ -177,9 +178,19 @@ def _change_user(name: str, database: str | None, action: str, change: Callable[
     async def write() -> None:
         await app.open()
         user = await app.store.run(_find_user, name)
-        await app.store.run(with_audit_record(app, action, user.tenant_id, user.name, lambda tx: change(tx, user)))
+        await app.store.run(with_audit_record(
+            app, action, user.tenant_id, user.name, lambda tx: change(tx, user), _state_of(user)
+        ))  # fmt: skip
 
     run_and_close(app, write)
+
+
+def _state_of(user: User) -> Callable[[Transaction], Mapping[str, Any] | None]:
+    def read(tx: Transaction) -> Mapping[str, Any] | None:
+        found = rows.find_user(tx, user.name, user.tenant_id)
+        return None if found is None else render_user(found)
+
+    return read
 
 
 def _read_password() -> str:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from timebell.api.keys import render_key
+from timebell.api.tenants import render_tenant
 from timebell.app import Timebell
 from timebell.cli.inputs import print_list
 from timebell.cli.output import Format, print_data, print_message, print_record
@@ -14,6 +16,7 @@ from timebell.client.validation import check_text
 from timebell.durations import parse_duration
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
+from timebell.model.audit_values import describe_change
 from timebell.model.page import MAX_LIMIT, Page
 from timebell.recurrence import zone
 from timebell.recurrence.instants import format_instant
@@ -54,9 +57,9 @@ def create_key(
             networks=keys.check_networks(networks), created_at=now, created_by=ACTOR,
             expires_at=None if lifetime_seconds is None else now + timedelta(seconds=lifetime_seconds),
         )  # fmt: skip
-        return await app.store.run(
-            with_audit_record(app, "key.create", key.tenant_id, id_, lambda tx: rows.create_key(tx, key, digest))
-        )
+        return await app.store.run(with_audit_record(
+            app, "key.create", key.tenant_id, id_, lambda tx: rows.create_key(tx, key, digest), _key_state(id_)
+        ))  # fmt: skip
 
     key = run_and_close(app, write)
     if resolve_format(app, output_format) == Format.TABLE:
@@ -92,9 +95,9 @@ def revoke_key(id_: str, database: str | None) -> None:
         if match is None:
             raise NotFound(f"There is no key {id_:.40}.", code="KEY_NOT_FOUND", fix="Try: timebell key list.")
         now, tenant_id = app.clock.now(), match[0].tenant_id
-        await app.store.run(
-            with_audit_record(app, "key.revoke", tenant_id, id_, lambda tx: rows.revoke_key(tx, None, id_, now))
-        )
+        await app.store.run(with_audit_record(
+            app, "key.revoke", tenant_id, id_, lambda tx: rows.revoke_key(tx, None, id_, now), _key_state(id_)
+        ))  # fmt: skip
 
     run_and_close(app, write)
     print_message(f"Key {id_} revoked. Every node rejects it within 5 s.")
@@ -144,26 +147,49 @@ def set_tenant(
             return tenant
         action = "tenant.create" if create_missing else "tenant.update"
         return await app.store.run(with_audit_record(
-            app, action, None, name, lambda tx: tenants.upsert_tenant(tx, name, limits, now, timezone)
+            app, action, None, name, lambda tx: tenants.upsert_tenant(tx, name, limits, now, timezone),
+            _tenant_state(name),
         ))  # fmt: skip
 
     print_record(_tenant_facts(run_and_close(app, write)), resolve_format(app, output_format))
 
 
 def with_audit_record(
-    app: Timebell, action: str, tenant_id: str | None, subject: str, change: Callable[[Transaction], R]
-) -> Callable[[Transaction], R]:
-    """Return a transaction function that makes a change and writes its audit record."""
+    app: Timebell, action: str, tenant_id: str | None, subject: str, change: Callable[[Transaction], R],
+    read_state: Callable[[Transaction], Mapping[str, Any] | None],
+) -> Callable[[Transaction], R]:  # fmt: skip
+    """Return a transaction function that makes a change and writes its audit record.
+
+    `read_state` returns the subject as the API renders it, None if it does not exist.
+    """
 
     def change_and_audit(tx: Transaction) -> R:
+        previous = read_state(tx)
         result, now = change(tx), app.clock.now()
+        before, after = describe_change(previous, read_state(tx))
         audit_log.write_record(tx, AuditRecord(
             id=new_id(now), tenant_id=tenant_id or "default", at=now, actor=ACTOR, actor_kind="cli", action=action,
-            subject=subject,
+            subject=subject, before=before, after=after,
         ))  # fmt: skip
         return result
 
     return change_and_audit
+
+
+def _key_state(id_: str) -> Callable[[Transaction], Mapping[str, Any] | None]:
+    def read(tx: Transaction) -> Mapping[str, Any] | None:
+        match = rows.find_key(tx, id_)
+        return None if match is None else render_key(match[0])
+
+    return read
+
+
+def _tenant_state(id_: str) -> Callable[[Transaction], Mapping[str, Any] | None]:
+    def read(tx: Transaction) -> Mapping[str, Any] | None:
+        tenant = tenants.find_tenant(tx, id_)
+        return None if tenant is None else render_tenant(tenant)
+
+    return read
 
 
 async def iterate_pages(app: Timebell, operation: Callable[..., Page[Any]], *args: Any) -> AsyncIterator[Any]:

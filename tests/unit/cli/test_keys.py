@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from timebell.api.tenants import render_limits
 from timebell.clock import system_now
 from timebell.store.audit import audit_log
 from timebell.store.open import open_store
 from timebell.store.tenancy import api_keys
 from timebell.tenancy.keys import digest
+from timebell.tenancy.limits import Limits
 
 from .conftest import Cli
 
@@ -54,7 +56,12 @@ def test_first_admin_key_is_created_here_and_none_exists_by_default(cli_on_store
     assert cli_on_store("key", "revoke", key.id).code == 0
     assert json.loads(cli_on_store("key", "list", "-o", "json").out)[0]["state"] == "revoked"
     records = list(_run_in_store(store_url, audit_log.list_records, "default", 50, None))
-    assert [one.action for one in records] == ["key.revoke", "key.create"]
+    revoked, created = records
+    assert (created.action, created.before, revoked.action) == ("key.create", None, "key.revoke")
+    assert created.after is not None
+    assert created.after.items() >= {"id": key.id, "name": "ops", "role": "admin", "tenantId": "default"}.items()
+    assert (list(revoked.before or {}), list(revoked.after or {})) == (["revokedAt"], ["revokedAt"])
+    assert text not in str(records)
     assert cli_on_store("key", "revoke", "nothing").code == 3
 
 
@@ -80,7 +87,7 @@ def test_key_with_scope_network_and_expiry(cli_on_store: Cli) -> None:
         assert cli_on_store("key", "create", "x", *wrong).code == 2, wrong
 
 
-def test_tenant_quotas_are_set_and_listed(cli_on_store: Cli) -> None:
+def test_tenant_quotas_are_set_listed_and_audited(cli_on_store: Cli, store_url: str) -> None:
     assert cli_on_store("tenant", "quota", "acme", "--schedules", "5").code == 3
     assert cli_on_store("tenant", "create", "acme").code == 0
     created = json.loads(
@@ -94,3 +101,10 @@ def test_tenant_quotas_are_set_and_listed(cli_on_store: Cli) -> None:
     assert (created["jobsPerMonth"], created["timezone"]) == (500, "Asia/Seoul")
     assert cli_on_store("tenant", "quota", "acme", "--timezone", "Mars/Base").code == 2
     assert "Asia/Seoul" in cli_on_store("tenant", "list").out
+    newest, *_, oldest = _run_in_store(store_url, audit_log.list_records, "default", 50, None)
+    no_limits = render_limits(Limits())
+    assert (newest.action, newest.before, newest.after) == (
+        "tenant.update", {"limits": {**no_limits, "pendingJobs": 9}, "timezone": None},
+        {"limits": {**no_limits, "pendingJobs": 9, "jobsPerMonth": 500}, "timezone": "Asia/Seoul"},
+    )  # fmt: skip
+    assert (oldest.action, oldest.before) == ("tenant.create", None)

@@ -12,6 +12,8 @@ import pytest
 from timebell import Timebell
 from timebell.cli.main import main
 from timebell.features import FEATURES
+from timebell.store.audit import audit_log
+from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.open import upgrade
 from timebell.store.tenancy import users
 from timebell.tenancy import passwords
@@ -75,6 +77,17 @@ def test_users_are_enabled_changed_and_deleted(
     assert (found["role"], found["state"]) == ("editor", "usable")
     assert run_user_command(monkeypatch, "delete", "dana", "--yes") == 0
     assert run_user_command(monkeypatch, "delete", "dana", "--yes") == 3
+
+    async def read_records() -> list[AuditRecord]:
+        app = Timebell()
+        await app.open()
+        records = list(await app.store.run(audit_log.list_records, "default", 50, None))
+        await app.close()
+        return records
+
+    deleted, changed, *_ = asyncio.run(read_records())
+    assert (changed.action, changed.before, changed.after) == ("user.update", {"role": "viewer"}, {"role": "editor"})
+    assert (deleted.action, (deleted.before or {})["role"], deleted.after) == ("user.delete", "editor", None)
 
 
 def test_sessions_are_listed_and_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
