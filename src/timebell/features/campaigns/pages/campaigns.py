@@ -35,7 +35,7 @@ ERROR_EXPLANATIONS = {
     "UNREGISTERED": "The app was removed from these devices. They get no more messages.",
     "QUOTA_EXCEEDED": "The limit of FCM for messages per minute was reached.",
 }
-"""What a person can do about the error codes in the reason of a campaign."""
+"""Explanations of the error codes in the reason of a campaign, for its page."""
 DELIVERY_STATES = {
     "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
     "sending": "In progress", "remaining": "Not sent", "held": "Held out",
