@@ -1,7 +1,8 @@
 """Write the README's comparison with other schedulers from the stored results: `python -m benchmarks.ratios`.
 
 Each factor compares one process of Timebell on PostgreSQL with one process of the other system in the same run; above 1
-Timebell is better. A system without this measurement, or that lost jobs in it, has no factor.
+Timebell is better. A system without this measurement, or that lost jobs in it, has no factor. Systems with fewer than
+three factors are only in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ COLUMNS = (
     ("W1", "jobs_s", True, "create one-shots"), ("W2", "jobs_s", True, "20,000 due at once"),
     ("W3", "lag_p99_ms", False, "lag at 200/s (p99)"), ("W4", "lag_p99_ms", False, "the same with 1 M pending"),
     ("W5", "lag_p99_ms", False, "2,000 schedules in one minute (p99)"), ("W6", "jobs_s", True, "drain a backlog"),
+    ("W7", "jobs_s", True, "handlers that wait for 5 ms"), ("W8", "jobs_s", True, "plain functions"),
 )  # fmt: skip
 
 
@@ -45,13 +47,15 @@ def format_ratio(ratio: float | None) -> str:
 
 
 def render_table(cells: Sequence[Cell]) -> str:
-    """Return the table, one row for each other system in the order of the run."""
+    """Return the table, one row for each other system with enough factors, in the order of the run."""
     peers = list(dict.fromkeys(cell["system"] for cell in cells if cell["system"] != "Timebell"))
     lines = ["| better than | " + " | ".join(heading for *_, heading in COLUMNS) + " | range |"]
     lines.append("|---" + "|---:" * (len(COLUMNS) + 1) + "|")
     for peer in peers:
         ratios = [find_ratio(cells, peer, workload, figure, more) for workload, figure, more, _ in COLUMNS]
         measured = sorted(ratio for ratio in ratios if ratio is not None)
+        if len(measured) < 3:
+            continue
         low, high = format_ratio(measured[0]), format_ratio(measured[-1])
         lines.append(f"| {peer} | {' | '.join(map(format_ratio, ratios))} | {low} to {high} |")
     return "\n".join(lines)
