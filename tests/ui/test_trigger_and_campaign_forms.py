@@ -67,6 +67,9 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
             assert refused.status_code in (400, 422), refused.text
             assert word in html.unescape(refused.text), word
             assert 'value="shift-soon"' in refused.text  # the form keeps its input
+        previewed = await browser.submit(form, form, **TRIGGER, preview="1")
+        assert (previewed.status_code, 'value="shift-soon"' in previewed.text) == (200, True)
+        assert (await browser.web.get("/api/v1/triggers")).json()["items"] == []
         created = await browser.submit(form, form, **TRIGGER)
         assert created.headers["location"] == "/ui/triggers/shift-soon?did=watching"
         trigger = (await browser.web.get("/api/v1/triggers/shift-soon")).json()
@@ -153,6 +156,8 @@ async def test_the_source_form_shows_the_calls_a_day_and_creates_the_source(
             refused = await browser.submit(form, form, **{**table, **wrong})
             assert refused.status_code in (400, 422), refused.text
             assert word in plain_text(refused.text), word
+        previewed = await browser.submit(form, form, **{**table, "table": "shifts", "preview": "1"})
+        assert (previewed.status_code, "All rows every 5 s" in plain_text(previewed.text)) == (200, True)
         created = await browser.submit(form, form, **{**table, "table": "shifts"})
         assert created.status_code == 303, plain_text(created.text)
 

@@ -68,8 +68,10 @@ async def submit(
 ) -> Any:
     """Post a form to the API at `path`.
 
-    Returns the body of the API response, or a Response with the form and its problem.
+    Returns the body of the API response, or a Response with the form: with its problem, or after the Preview button.
     """
+    if "preview" in view.form:
+        return await render_form(view, view.form, None)
     try:
         body = parse_form(view.form)
     except InvalidInput as error:

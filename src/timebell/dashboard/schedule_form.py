@@ -35,7 +35,7 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/schedules/new")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, or the fields that its Preview button sent."""
+    """Render an empty form, or the fields in the URL."""
     form = {**EMPTY_FORM, "timezone": default_timezone(request, view), **dict(request.query_params)}
     return await _render_form(view, form, None)
 
@@ -68,15 +68,13 @@ async def fire_test(view: CurrentView) -> Response:
 
 
 @routes.get("/ui/schedules/{id}/edit")
-async def edit(request: Request, id: str, view: CurrentView) -> Response:
-    """Render the form of an existing schedule, or the fields that its Preview button sent."""
+async def edit(id: str, view: CurrentView) -> Response:
+    """Render the form of an existing schedule."""
     schedule, newest = await _load_schedule(view, id)
-    fields = dict(request.query_params) if "when" in request.query_params else {}
     form = {
         **to_form(revision_body(schedule["name"], newest)),
         "revision": str(schedule["revision"]),
         "etag": schedule["etag"],
-        **fields,
     }
     return await _render_form(view, form, None, schedule)
 
@@ -85,6 +83,8 @@ async def edit(request: Request, id: str, view: CurrentView) -> Response:
 async def save(id: str, view: CurrentView) -> Response:
     """Update a schedule. If another user has changed it since the form was loaded, show their changes instead."""
     schedule, newest = await _load_schedule(view, id)
+    if "preview" in view.form:
+        return await _render_form(view, view.form, None, schedule)
     loaded_revision = view.form.get("revision", "")
     try:
         body = to_request_body(view.form)
@@ -106,10 +106,10 @@ async def save(id: str, view: CurrentView) -> Response:
     return view.redirect(path.replace("/schedules", "/ui/schedules"), "saved")
 
 
-@routes.get("/ui/preview")
+@routes.api_route("/ui/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the next runs of the schedule in the form, as a fragment."""
-    fields = dict(request.query_params)
+    fields = view.form or dict(request.query_params)
     return view.render("partials/schedule_preview", preview=await _build_preview(view, fields))
 
 

@@ -29,7 +29,7 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/new/trigger")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, or the fields that its Preview button sent."""
+    """Render an empty form, or the fields in the URL."""
     return await _render_form(
         view, {**EMPTY_FORM, "timezone": default_timezone(request, view), **dict(request.query_params)}, None
     )
@@ -44,10 +44,10 @@ async def create(view: CurrentView) -> Response:
     return view.redirect(f"/ui/triggers/{quote_segment(created['name'])}", "watching")
 
 
-@routes.get("/ui/new/trigger/preview")
+@routes.api_route("/ui/new/trigger/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the preview of the trigger in the form, as a fragment."""
-    fields = dict(request.query_params)
+    fields = view.form or dict(request.query_params)
     return view.render("partials/trigger_preview", preview=await build_preview(view, fields))
 
 

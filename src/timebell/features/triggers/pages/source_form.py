@@ -34,7 +34,7 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/new/source")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, or the fields that its Preview button sent."""
+    """Render an empty form, or the fields in the URL."""
     return await _render_form(view, dict(request.query_params), None)
 
 
@@ -47,10 +47,11 @@ async def create(view: CurrentView) -> Response:
     return view.redirect(f"/ui/new/trigger?source={quote_segment(created['name'])}", "")
 
 
-@routes.get("/ui/new/source/preview")
+@routes.api_route("/ui/new/source/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the preview of the source in the form, as a fragment."""
-    return view.render("partials/source_preview", preview=await build_preview(view, dict(request.query_params)))
+    fields = view.form or dict(request.query_params)
+    return view.render("partials/source_preview", preview=await build_preview(view, fields))
 
 
 async def _render_form(view: View, form: Mapping[str, str], problem: Any, status: int = 200) -> Response:
