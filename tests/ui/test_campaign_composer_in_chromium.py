@@ -57,6 +57,9 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
 
         page.get_by_role("button", name="Create campaign").click()
         expect(page.get_by_role("alert")).to_contain_text("The campaign has no send time.")
+        expect(page.get_by_label("Time", exact=True)).to_be_focused()
+        expect(page.locator("#at-problem")).to_have_text("The campaign has no send time. Enter a date and a time.")
+        window.save_screenshot("composer-refused")
         expect(page.get_by_label("Title", exact=True)).to_have_value("Hi {{attributes.name|there}}")
         page.get_by_label("Send", exact=True).select_option("At a local time of each recipient")
         page.get_by_label("Time", exact=True).fill("2040-01-02T09:00")

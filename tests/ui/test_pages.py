@@ -220,6 +220,7 @@ async def test_a_schedule_is_created_and_edited_in_a_form(serve: Serve) -> None:
             refused = await browser.submit(form, form, **{**NEW, **wrong})
             assert refused.status_code == 422
             assert word in refused.text, (word, refused.text)
+            assert f'aria-describedby="{list(wrong)[-1]}-problem' in refused.text
             assert 'value="digest"' in refused.text  # the form keeps its input
         previewed = await browser.submit(form, form, **NEW, preview="1")
         assert (previewed.status_code, 'value="digest"' in previewed.text) == (200, True)

@@ -26,6 +26,11 @@ def plain_text(text: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", text)))
 
 
+def fields_with_problem(page: str) -> list[str]:
+    """Return the names of the fields beside which a page shows a problem."""
+    return re.findall(r'aria-describedby="(\w+)-problem', page)
+
+
 async def _create_source(browser: Browser) -> None:
     await browser.web.post("/api/v1/sources", {"name": "shifts"})
     rows = [
@@ -66,6 +71,7 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
             refused = await browser.submit(form, form, **{**TRIGGER, **wrong})
             assert refused.status_code in (400, 422), refused.text
             assert word in html.unescape(refused.text), word
+            assert fields_with_problem(refused.text) == list(wrong)
             assert 'value="shift-soon"' in refused.text  # the form keeps its input
         previewed = await browser.submit(form, form, **TRIGGER, preview="1")
         assert (previewed.status_code, 'value="shift-soon"' in previewed.text) == (200, True)
@@ -200,11 +206,23 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         )
         assert "Sending starts immediately" in immediate
         for wrong, word in (
-            ({"at": ""}, "no send time"), ({"filters": '{"colour": "red"}'}, "colour"), ({"data": "["}, "JSON"),
+            ({"at": ""}, "no send time"), ({"data": "["}, "JSON"),
             ({"filters": "[1]", "pushOnOff": "1"}, "filters"), ({"chunkSize": "501"}, "chunkSize"),
-            ({"when": "then"}, "no send time"), ({"at": "2001-01-01T09:00"}, "The send time is in the past"),
+            ({"at": "2001-01-01T09:00"}, "The send time is in the past"),
             ({"quietEnd": ""}, "The quiet hours have only one time"), ({"expiresAt": "soon"}, "which is not a time"),
-            ({"expiresAt": "2040-01-01T09:00", "timezone": ""}, "without a time zone"),
+            ({"timezone": "", "expiresAt": "2040-01-01T09:00"}, "without a time zone"),
+            ({"title": "", "body": "", "data": ""}, "title, body and data are empty"),
+            ({"body": "x" * 5000}, "the limit for a token is 4,096"), ({"image": "http://x"}, "image"),
+            ({"canarySize": "0"}, "size is 0"), ({"value1": "", "field1": "platform"}, "Condition 1 has no value"),
+            ({"language1": "", "title1": "x"}, "Language 1 is incomplete"),
+        ):  # fmt: skip
+            refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in html.unescape(refused.text), word
+            assert fields_with_problem(refused.text) == list(wrong)[:1]
+            assert 'value="new year"' in refused.text
+        for wrong, word in (
+            ({"filters": '{"colour": "red"}'}, "colour"), ({"when": "then"}, "no send time"),
         ):  # fmt: skip
             refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
             assert refused.status_code in (400, 422), refused.text

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from math import nan
 from typing import Any
 
 from fastapi import Request, Response
 
+from timebell.api.problems import POINTERS
 from timebell.dashboard.views import View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.model.payload import read_json
 from timebell.recurrence.zone_names import accepted_names as zone_names
+
+
+class InvalidField(InvalidInput):
+    """The value of a form field is invalid."""
+
+    def __init__(self, field: str, message: str, *, code: str = "INVALID_FIELDS", fix: str) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.field = field
 
 
 def parse_number(name: str, text: str) -> float | int | None:
@@ -51,8 +61,24 @@ def default_timezone(request: Request, view: View) -> str:
 
 
 def to_problem(error: TimebellError) -> dict[str, Any]:
-    """Convert an error to the members of an API problem."""
-    return {"detail": error.message, "fix": error.fix, "code": error.code}
+    """Convert an error to the members of an API problem, and its form field if it has one."""
+    field = {"field": error.field} if isinstance(error, InvalidField) else {}
+    return {"detail": error.message, "fix": error.fix, "code": error.code, **field}
+
+
+def locate_problem(problem: Any, form: Mapping[str, str], names: Mapping[str, str]) -> Any:
+    """Return a problem with the `field` of the form that it concerns, if it can be found.
+
+    The API specifies a JSON pointer, or a text that begins with the name of the field. `names` are the form fields by
+    their pointer, name or error code in the API, if they differ.
+    """
+    if not problem:
+        return problem
+    pointer = next((error["pointer"] for error in problem.get("errors", ())), POINTERS.get(problem["code"], ""))
+    path, word = pointer.removeprefix("/"), re.split(r"\W", problem["detail"], maxsplit=1)[0]
+    found = (problem.get("field"), path, path.partition("/")[0], word, problem["code"])
+    fields = [names.get(name, name) for name in found if name]
+    return {**problem, "field": next((field for field in fields if field in form), None)}
 
 
 def format_value(value: Any) -> str:

@@ -9,7 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import default_timezone, format_value, parse_json, parse_number, submit, to_problem
+from timebell.dashboard.fields import (
+    InvalidField,
+    default_timezone,
+    format_value,
+    locate_problem,
+    parse_json,
+    parse_number,
+    submit,
+    to_problem,
+)
 from timebell.dashboard.schedules import UPCOMING_FIRES, changed_fields, revision_body
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.durations import parse_duration
@@ -23,6 +32,11 @@ RECURRENCE_FIELDS = {
 }  # fmt: skip
 NUMBER_FIELDS = ("timeoutSeconds", "missedAfterSeconds", "jitterSeconds", "maxRetries", "priority", "maxRuns")
 TEXT_FIELDS = ("description", "timezone", "topic", "queue", "calendar", "roll", "startAt", "endAt", "target")
+# Form fields by their names in the API, if they differ.
+FORM_FIELDS = {
+    **dict.fromkeys(RECURRENCE_FIELDS.values(), "when"), "catchUp/window": "catchUpWindow",
+    "catchUp/limit": "catchUpLimit", "dst": "gap", "retry": "maxRetries",
+}  # fmt: skip
 # Fields of the form that also exist on a job.
 TEST_JOB_FIELDS = ("topic", "timezone", "payload", "target", "queue", "priority", "maxRetries", "timeoutSeconds")
 EMPTY_FORM = {
@@ -120,8 +134,8 @@ async def _render_form(
     targets = await view.get("/targets", limit=200)
     handled = await view.app.store.run(waiting.list_handled, view.caller.tenant_id)
     return view.render(
-        "schedule_form", status, form={**EMPTY_FORM, **form}, problem=problem, schedule=schedule, conflicts=conflicts,
-        preview=preview, zones=sorted(zone_names()),
+        "schedule_form", status, form={**EMPTY_FORM, **form}, problem=locate_problem(problem, form, FORM_FIELDS),
+        schedule=schedule, conflicts=conflicts, preview=preview, zones=sorted(zone_names()),
         topics=sorted(topic for topic in handled.exact if not topic.startswith("@"))[:MAX_SUGGESTED_TOPICS],
         targets=[(target["name"], target["name"]) for target in targets["items"]],
     )  # fmt: skip
@@ -209,9 +223,10 @@ def to_form(body: Mapping[str, Any]) -> dict[str, str]:
 
 def _parse_recurrence(kind: str, text: str) -> Any:
     if not text:
-        raise InvalidInput(
-            "The schedule has no recurrence rule.", code="RECURRENCE_MISSING", fix="Enter one, e.g. 30 2 * * *."
-        )
+        raise InvalidField(
+            "when", "The schedule has no recurrence rule.", code="RECURRENCE_MISSING",
+            fix="Enter one, e.g. 30 2 * * *.",
+        )  # fmt: skip
     if kind == "dates":
         return [line.strip() for line in text.splitlines() if line.strip()]
     if kind == "recurrence" or (kind == "interval" and text.startswith("{")):

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import format_value, parse_json, parse_number, text_fields, to_problem
+from timebell.dashboard.fields import format_value, locate_problem, parse_json, parse_number, text_fields, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 from timebell.model.target import referenced_secret
@@ -98,8 +98,9 @@ async def _render_form(
     secrets = await view.call_api("GET", "/secrets", limit=200)
     names = [] if secrets.is_error else [secret["name"] for secret in secrets.body["items"]]
     return view.render(
-        "target_form", status, form=form, problem=problem, name=name, methods=[(each, each) for each in METHODS],
-        bodies=BODIES, authentications=AUTHENTICATIONS, secrets=[("", "None"), *((each, each) for each in names)],
+        "target_form", status, form=form, problem=locate_problem(problem, form, {}), name=name,
+        methods=[(each, each) for each in METHODS], bodies=BODIES, authentications=AUTHENTICATIONS,
+        secrets=[("", "None"), *((each, each) for each in names)],
     )  # fmt: skip
 
 

@@ -13,6 +13,11 @@
     all("button[name=zone][hidden]").forEach((button) => { button.hidden = false; });
   }
 
+  // Show the field that a refused form has to correct.
+  const invalid = one("[aria-invalid]");
+  invalid?.closest("details")?.setAttribute("open", "");
+  invalid?.focus();
+
   const open = (dialog) => { if (dialog && !dialog.open) dialog.showModal(); };
   const palette = () => { open(one("#palette")); one("#palette input")?.focus(); };
   document.addEventListener("click", (event) => {

@@ -10,7 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import default_timezone, parse_json, parse_number, submit, text_fields, to_problem
+from timebell.dashboard.fields import (
+    default_timezone,
+    locate_problem,
+    parse_json,
+    parse_number,
+    submit,
+    text_fields,
+    to_problem,
+)
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.features.triggers.model.trigger import ColumnStatus, TriggerRule, parse_edge, parse_offsets
@@ -24,6 +32,8 @@ PREVIEW_ITEMS = 100  # items of a source that a preview evaluates
 EMPTY_FORM = {"offsets": "-15m", "payload": "", "condition": ""}
 TEXT_FIELDS = ("name", "source", "column", "timezone", "zoneColumn", "edge", "recipients", "topic", "queue", "target")
 NUMBER_FIELDS = ("graceSeconds", "maxRetries", "timeoutSeconds")
+# Form fields by their names or error codes in the API, if they differ.
+FORM_FIELDS = {"offset": "offsets", "INVALID_CONDITION": "condition", "retry": "maxRetries"}
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -57,7 +67,8 @@ async def _render_form(view: View, form: Mapping[str, str], problem: Any, status
     source_names = [source["name"] for source in sources]
     fields = {**EMPTY_FORM, "timezone": "", "source": source_names[0] if len(source_names) == 1 else "", **form}
     return view.render(
-        "trigger_form", status, form=fields, problem=problem, preview=await build_preview(view, fields),
+        "trigger_form", status, form=fields, problem=locate_problem(problem, fields, FORM_FIELDS),
+        preview=await build_preview(view, fields),
         sources=[(name, name) for name in source_names],
         targets=[(target["name"], target["name"]) for target in targets], zones=sorted(zone_names()),
     )  # fmt: skip

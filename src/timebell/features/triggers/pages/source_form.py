@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import parse_number, submit, text_fields, to_problem
+from timebell.dashboard.fields import locate_problem, parse_number, submit, text_fields, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.features.triggers.sources.call_plan import CallPlan, shortest_interval
@@ -59,9 +59,9 @@ async def _render_form(view: View, form: Mapping[str, str], problem: Any, status
     secrets = await view.call_api("GET", "/secrets", limit=200)
     connections = await view.call_api("GET", "/connections", limit=200)
     return view.render(
-        "source_form", status, form=form, problem=problem, preview=await build_preview(view, form), kinds=KINDS,
-        change_modes=CHANGE_MODES, daily_calls=DAILY_CALLS, secrets=_list_names(secrets),
-        connections=_list_names(connections),
+        "source_form", status, form=form, problem=locate_problem(problem, form, {}),
+        preview=await build_preview(view, form), kinds=KINDS, change_modes=CHANGE_MODES, daily_calls=DAILY_CALLS,
+        secrets=_list_names(secrets), connections=_list_names(connections),
     )  # fmt: skip
 
 
