@@ -55,14 +55,19 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Format records as text; control characters are escaped and continuation lines indented, so none can be forged."""
+    """Format records as text with the time in UTC.
+
+    Control characters are escaped and continuation lines indented, so none can be forged.
+    """
 
     def __init__(self, mask: Mask | None = None) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        super().__init__("%(levelname)-7s %(message)s")
         self._mask = mask or Mask()
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", self._mask(super().format(record)))
+        at = datetime.fromtimestamp(record.created, UTC)
+        line = f"{at:%H:%M:%S} UTC {self._mask(super().format(record))}"
+        text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
         return str(_truncate(text, MAX_LINE_BYTES)).replace("\n", "\n    ")
 
 
