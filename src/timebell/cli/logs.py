@@ -15,6 +15,7 @@ from typing import TypeVar
 from timebell import tracing
 from timebell.masking import Mask
 from timebell.settings import Settings
+from timebell.targets.exceptions import NOT_AWAITED_FIX
 
 T = TypeVar("T")
 MAX_LINE_BYTES = 8 * 1024
@@ -79,8 +80,19 @@ def _truncate(value: T, max_length: int) -> T | str:
     )
 
 
+def _explain_unawaited_call(record: logging.LogRecord) -> bool:
+    """Add the fix to Python's warning about a call without `await`."""
+    text = record.getMessage()
+    if "was never awaited" in text:
+        record.msg, record.args = f"{text.rstrip()}\nNOT_AWAITED: {NOT_AWAITED_FIX}", ()
+    return True
+
+
 def configure_logging(settings: Settings) -> None:
-    """Configure logging of this process to stderr, with the format and level of the settings."""
+    """Configure logging of this process, and of Python's warnings, to stderr.
+
+    The format and level are those of the settings.
+    """
     form = settings.log_format
     if form == "auto":
         form = "text" if sys.stderr.isatty() else "json"
@@ -88,6 +100,8 @@ def configure_logging(settings: Settings) -> None:
     mask = Mask(settings)
     handler.setFormatter(JsonLines(mask) if form == "json" else TextLines(mask))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").addFilter(_explain_unawaited_call)
     if settings.log_level != "debug":
         for library in ("alembic", "asyncio"):
             logging.getLogger(library).setLevel(logging.WARNING)
