@@ -86,7 +86,7 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
         )
         assert trigger["condition"] == [{"field": "state", "op": "eq", "value": "active"}]
         duplicate = await browser.submit(form, form, **TRIGGER)
-        assert duplicate.status_code == 409
+        assert (duplicate.status_code, fields_with_problem(duplicate.text)) == (409, ["name"])
 
 
 async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqlite: Serve, tmp_path: Path) -> None:
@@ -214,7 +214,10 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
             ({"title": "", "body": "", "data": ""}, "title, body and data are empty"),
             ({"body": "x" * 5000}, "the limit for a token is 4,096"), ({"image": "http://x"}, "image"),
             ({"canarySize": "0"}, "size is 0"), ({"value1": "", "field1": "platform"}, "Condition 1 has no value"),
-            ({"language1": "", "title1": "x"}, "Language 1 is incomplete"),
+            ({"language1": "", "title1": "x"}, "Language 1 is incomplete"), ({"imageB": "http://x"}, "image"),
+            ({"titleB": "", "shareB": "30"}, "Variant B has no texts"),
+            ({"canarySize": ""}, "The canary has no devices"),
+            ({"actionTitle2": "", "action2": "open"}, "Button 2 is incomplete"),
         ):  # fmt: skip
             refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
             assert refused.status_code in (400, 422), refused.text
@@ -374,11 +377,12 @@ async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve
         row = {"field1": "platform", "op1": "is", "value1": "ios"}
         answer = await browser.client.get("/ui/new/segment/count", params=row)
         assert plain_text(answer.text).strip() == "2 devices"
-        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row)
-        assert (answer.status_code, "The segment has no name" in answer.text) == (422, True)
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="")
+        assert (answer.status_code, fields_with_problem(answer.text)) == (422, ["name"])
         answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")
         assert answer.headers["location"] == "/ui/segments?did=saved", answer.text
-        assert (await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")).status_code == 409
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")
+        assert (answer.status_code, fields_with_problem(answer.text)) == (409, ["name"])
         assert "On iOS" in (await browser.get("/ui/segments")).text
         assert "2" in plain_text((await browser.get("/ui/segments/On%20iOS/count")).text)
         form = (await browser.get("/ui/segments/On%20iOS")).text
@@ -518,7 +522,7 @@ async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) 
         assert edited["title"] == "Bye"
         assert "image" not in edited
         stale = await browser.post_form(f"{page}/edit", {**shown, "title": "Late"})
-        assert stale.status_code == 412
+        assert (stale.status_code, "Another user saved this campaign" in stale.text) == (412, True)
         assert (await browser.web.get(api)).json()["title"] == "Bye"
         copied = form_values((await browser.get(f"{form}?copy={before['id']}")).text)
         assert (copied["title"], copied["at"], copied["language1"]) == ("Bye", "", "ko")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import nan
 from typing import Any
 
@@ -22,6 +23,15 @@ class InvalidField(InvalidInput):
     def __init__(self, field: str, message: str, *, code: str = "INVALID_FIELDS", fix: str) -> None:
         super().__init__(message, code=code, fix=fix)
         self.field = field
+
+
+@contextmanager
+def parsing_field(field: str) -> Iterator[None]:
+    """Name the field in a problem that the block raises."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidField(field, error.message, code=error.code, fix=error.fix) from None
 
 
 def parse_number(name: str, text: str) -> float | int | None:
@@ -69,14 +79,15 @@ def to_problem(error: TimebellError) -> dict[str, Any]:
 def locate_problem(problem: Any, form: Mapping[str, str], names: Mapping[str, str]) -> Any:
     """Return a problem with the `field` of the form that it concerns, if it can be found.
 
-    The API specifies a JSON pointer, or a text that begins with the name of the field. `names` are the form fields by
-    their pointer, name or error code in the API, if they differ.
+    The API specifies a JSON pointer, or a text that begins with the name of the field, or that a name is in use.
+    `names` are the form fields by their pointer, name or error code in the API, if they differ.
     """
     if not problem:
         return problem
     pointer = next((error["pointer"] for error in problem.get("errors", ())), POINTERS.get(problem["code"], ""))
     path, word = pointer.removeprefix("/"), re.split(r"\W", problem["detail"], maxsplit=1)[0]
-    found = (problem.get("field"), path, path.partition("/")[0], word, problem["code"])
+    code = "name" if problem["code"].endswith("_EXISTS") else problem["code"]
+    found = (problem.get("field"), path, path.partition("/")[0], word, code)
     fields = [names.get(name, name) for name in found if name]
     return {**problem, "field": next((field for field in fields if field in form), None)}
 

@@ -34,8 +34,8 @@ NUMBER_FIELDS = ("timeoutSeconds", "missedAfterSeconds", "jitterSeconds", "maxRe
 TEXT_FIELDS = ("description", "timezone", "topic", "queue", "calendar", "roll", "startAt", "endAt", "target")
 # Form fields by their names in the API, if they differ.
 FORM_FIELDS = {
-    **dict.fromkeys(RECURRENCE_FIELDS.values(), "when"), "catchUp/window": "catchUpWindow",
-    "catchUp/limit": "catchUpLimit", "dst": "gap", "retry": "maxRetries",
+    **dict.fromkeys(RECURRENCE_FIELDS.values(), "when"), "catchUp": "catchUpWindow",
+    "catchUp/limit": "catchUpLimit", "retry": "maxRetries",
 }  # fmt: skip
 # Fields of the form that also exist on a job.
 TEST_JOB_FIELDS = ("topic", "timezone", "payload", "target", "queue", "priority", "maxRetries", "timeoutSeconds")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timebell.dashboard.fields import InvalidField, format_value, parse_number, text_fields
+from timebell.dashboard.fields import format_value, parse_number, parsing_field, text_fields
 from timebell.dashboard.views import View
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.store import devices
@@ -70,12 +70,10 @@ def parse_rows(form: Mapping[str, str]) -> list[dict[str, Any]]:
     for n in range(1, count_rows(form) + 1):
         row = text_fields(form, f"field{n}", f"value{n}")
         if f"field{n}" in row:
-            try:
+            with parsing_field(f"value{n}"):
                 if f"value{n}" not in row and not row[f"field{n}"].startswith(OBJECT_PREFIXES):
                     raise _invalid(f"Condition {n} has no value", "Enter one, or several with commas between them.")
                 filters.append(_parse_row(row[f"field{n}"], form.get(f"op{n}", "is"), row.get(f"value{n}", "")))
-            except InvalidInput as error:
-                raise InvalidField(f"value{n}", error.message, code=error.code, fix=error.fix) from None
     return filters
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from timebell.dashboard.fields import InvalidField, format_value, parse_json, parse_number, text_fields
+from timebell.dashboard.fields import InvalidField, format_value, parse_json, parse_number, parsing_field, text_fields
 from timebell.features.campaigns.model.campaign_plan import zone_or_default
 from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
+from timebell.features.campaigns.push.appearance import check_appearance
 from timebell.recurrence.zones import resolve_local, zone
 
 SEND_TIME_FIELDS = {
@@ -29,9 +30,9 @@ EDITABLE_FIELDS = (
 )  # fmt: skip
 """Fields of a campaign that the form sets; an empty one resets the field of an edited campaign."""
 FORM_FIELDS = {
-    "sendAt": "at", "localTime": "at", "SCHEDULE_IN_THE_PAST": "at", "cronExpression": "cron",
-    "PUSH_MESSAGE_TOO_LARGE": "body", "translations": "language1", "actions": "action1", "quietHours": "quietStart",
-    "canary": "canarySize", "size": "canarySize", "maxErrorRate": "canaryRate",
+    "sendAt": "at", "localTime": "at", "runAt": "at", "SCHEDULE_IN_THE_PAST": "at", "cronExpression": "cron",
+    "PUSH_MESSAGE_TOO_LARGE": "body", "translations": "language1", "actions": "actionTitle1",
+    "quietHours": "quietStart", "canary": "canarySize", "size": "canarySize", "maxErrorRate": "canaryRate",
 }  # fmt: skip
 """Form fields by their names or error codes in the API, if they differ."""
 MAX_ROWS = 50
@@ -73,9 +74,8 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
         body["quietHours"] = {
             "start": quiet["quietStart"], "end": quiet["quietEnd"], "then": form.get("quietThen") or "wait",
         }  # fmt: skip
-    if (size := parse_number("canarySize", form.get("canarySize", ""))) is not None:
-        rate = parse_number("canaryRate", form.get("canaryRate", ""))
-        body["canary"] = {"size": size, "maxErrorRate": 0.05 if rate is None else rate / 100}
+    if canary := _parse_canary(form):
+        body["canary"] = canary
     return body
 
 
@@ -111,6 +111,16 @@ def _parse_send_time(form: Mapping[str, str]) -> dict[str, Any]:
     return {SEND_TIME_FIELDS[when]: text} | ({"inRecipientZones": True} if when == "localcron" else {})
 
 
+def _parse_canary(form: Mapping[str, str]) -> dict[str, Any]:
+    size, rate = (parse_number(name, form.get(name, "")) for name in ("canarySize", "canaryRate"))
+    if size is None and rate is not None:
+        raise InvalidField(
+            "canarySize", "The canary has no devices.", code="INVALID_CAMPAIGN",
+            fix="Enter their number, or no maximum of failures.",
+        )  # fmt: skip
+    return {} if size is None else {"size": size, "maxErrorRate": 0.05 if rate is None else rate / 100}
+
+
 def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
     translations = {}
     for n in range(1, count_language_rows(form) + 1):
@@ -134,6 +144,12 @@ def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _parse_experiment(form: Mapping[str, str]) -> dict[str, Any]:
     variants, share = _parse_variants(form), parse_number("holdOut", form.get("holdOut", ""))
+    if not variants and text_fields(form, "shareB"):
+        raise InvalidField(
+            "titleB", "Variant B has no texts.", code="INVALID_CAMPAIGN", fix="Enter some, or remove its share."
+        )
+    with parsing_field("imageB"):
+        check_appearance({"image": text_fields(form, "imageB").get("imageB")})
     if variants and not 0 < variants[1]["share"] < 1:
         raise InvalidField(
             "shareB", f"The share of variant B is {100 * variants[1]['share']:g} %.", code="INVALID_CAMPAIGN",
@@ -160,12 +176,18 @@ def _parse_variants(form: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _parse_actions(form: Mapping[str, str]) -> list[dict[str, str]]:
-    rows = [text_fields(form, f"action{n}", f"actionTitle{n}") for n in range(1, ACTION_ROWS + 1)]
-    return [
-        {"action": row.get(f"action{n}", ""), "title": row.get(f"actionTitle{n}", "")}
-        for n, row in enumerate(rows, 1)
-        if row
-    ]
+    actions = []
+    for n in range(1, ACTION_ROWS + 1):
+        row = text_fields(form, f"action{n}", f"actionTitle{n}")
+        for name in (f"actionTitle{n}", f"action{n}"):
+            if row and name not in row:
+                raise InvalidField(
+                    name, f"Button {n} is incomplete.", code="INVALID_CAMPAIGN",
+                    fix="Enter its text and its action, or neither.",
+                )  # fmt: skip
+        if row:
+            actions.append({"action": row[f"action{n}"], "title": row[f"actionTitle{n}"]})
+    return actions
 
 
 def count_language_rows(form: Mapping[str, str]) -> int:

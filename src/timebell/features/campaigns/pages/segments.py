@@ -23,6 +23,8 @@ from timebell.features.campaigns.pages.audience_rows import (
 )
 
 NEW_URL = "/ui/new/segment"
+FORM_FIELDS = {"path name": "name", "CONFLICT": "name"}
+"""Form fields by their names or error codes in the API, if they differ."""
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -128,7 +130,7 @@ async def _render_form(
     view: View, form: Mapping[str, str], problem: Any, status: int = 200, record: Mapping[str, Any] | None = None
 ) -> Response:
     return view.render(
-        "segment_form", status, form=form, problem=locate_problem(problem, form, {}), record=record,
+        "segment_form", status, form=form, problem=locate_problem(problem, form, FORM_FIELDS), record=record,
         operators=OPERATORS, condition_rows=count_rows(form), condition_fields=await list_fields(view, form),
         form_url=NEW_URL if record is None else f"/ui/segments/{quote_segment(record['name'])}",
         counted=await _count_form(view, form),
