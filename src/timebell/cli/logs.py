@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from timebell import tracing
+from timebell.formatting import to_local
 from timebell.masking import Mask
 from timebell.settings import Settings
 from timebell.targets.exceptions import NOT_AWAITED_FIX
@@ -56,7 +57,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Format records as text with the time in UTC.
+    """Format records as text with the time in a zone, UTC unless changed.
 
     Control characters are escaped and continuation lines indented, so none can be forged.
     """
@@ -64,10 +65,11 @@ class TextLines(logging.Formatter):
     def __init__(self, mask: Mask | None = None) -> None:
         super().__init__("%(levelname)-7s %(message)s")
         self._mask = mask or Mask()
+        self.timezone = "UTC"
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC)
-        line = f"{at:%H:%M:%S} UTC {self._mask(super().format(record))}"
+        at = to_local(datetime.fromtimestamp(record.created, UTC), self.timezone)
+        line = f"{at:%H:%M:%S %Z} {self._mask(super().format(record))}"
         text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
         return str(_truncate(text, MAX_LINE_BYTES)).replace("\n", "\n    ")
 
@@ -78,6 +80,13 @@ def _truncate(value: T, max_length: int) -> T | str:
         if isinstance(value, str) and len(value) > max_length
         else value
     )
+
+
+def use_timezone(timezone: str | None) -> None:
+    """Show the times of text lines in the default time zone of an app, if it has one."""
+    for handler in logging.getLogger().handlers:
+        if timezone is not None and isinstance(handler.formatter, TextLines):
+            handler.formatter.timezone = timezone
 
 
 def _explain_unawaited_call(record: logging.LogRecord) -> bool:

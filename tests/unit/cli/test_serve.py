@@ -132,7 +132,7 @@ def test_dev_without_an_app_runs_the_demo(start: Start, tmp_path: Path) -> None:
 
 UNAWAITED = """
 from timebell import Timebell
-app = Timebell()
+app = Timebell(timezone="Asia/Seoul")
 
 @app.on("plain.work")
 def plain(event):
@@ -146,7 +146,8 @@ def test_a_call_without_await_is_logged_with_the_fix(start: Start, tmp_path: Pat
     process = start("dev", "my.py", "--port", free_port(), TIMEBELL_LOG_FORMAT=log_format)
     process.wait_for("Ready in", err=True)
     schedule(f"sqlite:///{tmp_path}/timebell.db", "plain.work")
-    process.wait_for(r"my\.py:7: RuntimeWarning: .*schedule_at' was never awaited", err=True)
+    beginning = r"^\d\d:\d\d:\d\d KST WARNING .*" if log_format == "text" else ""
+    process.wait_for(beginning + r"my\.py:7: RuntimeWarning: .*schedule_at' was never awaited", err=True)
     process.wait_for(r"NOT_AWAITED: .* or app\.sync\.schedule_at\(\.\.\.\) in a plain function", err=True)
     process.end()
 
