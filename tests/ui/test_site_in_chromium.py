@@ -324,6 +324,17 @@ def test_a_form_longer_than_a_url_is_previewed(
         assert max(map(len, window.requests)) < 1000
 
 
+def test_a_refused_form_shows_its_problem_in_a_closed_section(chromium: Chromium, served: Served) -> None:
+    with open_window(chromium, served.url, bypass_csp=True) as window:
+        page = window.open("/ui/schedules/new?name=rent&topic=rent.due&timezone=UTC&jitterSeconds=soon")
+        page.get_by_role("button", name="Create schedule").click()
+        expect(page.locator("#jitterSeconds")).to_be_focused()
+        expect(page.locator("#jitterSeconds-problem")).to_be_visible()
+        window.save_screenshot("form-refused")
+        page.evaluate(browsers.load_axe())
+        assert not page.evaluate(AXE)
+
+
 def test_pages_and_forms_work_without_javascript(chromium: Chromium, served: Served) -> None:
     with open_window(chromium, served.url, java_script_enabled=False) as window:
         page = window.open("/ui/schedules?q=paused")
