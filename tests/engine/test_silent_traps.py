@@ -84,6 +84,27 @@ def test_a_result_that_cannot_be_stored_leaves_a_coded_warning(
     assert f"could not store the result of job {job.id}" in caplog.text
 
 
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+def test_the_result_of_a_call_without_await_fails_with_the_fix(timebell: Kit, *, plain: bool) -> None:
+    def book() -> Any:
+        call: Any = timebell.app.schedule_in("other", 1)
+        try:
+            return call.id
+        finally:
+            call.close()
+
+    async def handle(event: Arrived) -> Any:
+        return book()
+
+    timebell.app.on("work", retry={"attempts": 1})((lambda event: book()) if plain else handle)
+    job = timebell.run(timebell.app.schedule_in("work", 1))
+    timebell.advance(seconds=2)
+    (attempt,) = timebell.run(timebell.app.get(job.id)).attempts
+    assert attempt["code"] == "NOT_AWAITED"
+    assert "'coroutine' object has no attribute 'id' (test_silent_traps.py:" in attempt["error"]
+    assert attempt["error"].endswith("or app.sync.schedule_at(...) in a plain function.")
+
+
 def test_two_definitions_of_one_schedule_are_refused(timebell: Kit) -> None:
     @timebell.app.schedule("digest", cron="0 9 * * *")
     def first(event: Arrived) -> None: ...

@@ -173,14 +173,14 @@ async def test_a_dry_run_shows_when_given_rows_would_fire(
         assert page in (await browser.get("/ui/triggers/t")).text
         assert "Row 1" not in (await browser.get(page)).text
         rows = [{"at": "2040-01-04", "who": "<b>ana</b>", "on": True}, {"at": "soon", "who": "bo"}, {"at": None}]
-        answer = await browser.client.get(page, params={"rows": json.dumps(rows)})
+        answer = await browser.submit(page, page, rows=json.dumps(rows))
         shown = plain_text(answer.text)
         assert "-3d@09:00 <b>ana</b> Sun 01 Jan 2040, 09:00:00 KST" in html.unescape(shown)
         assert "at: 'soon'" in html.unescape(shown)
         assert "The condition does not hold now." in shown
         assert "No date, so nothing fires." in shown
         for wrong in ("{", "[]", "3"):
-            refused = await browser.client.get(page, params={"rows": wrong})
+            refused = await browser.submit(page, page, rows=wrong)
             assert refused.status_code == 422, wrong
         assert (await browser.client.get("/ui/triggers/none/preview")).status_code == 404
         assert list(await app.list()) == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import expect
+from playwright.sync_api import Dialog, expect
 
 from timebell import Timebell
 from timebell_fcm_emulator import FakeFcm
@@ -40,6 +41,36 @@ def chromium() -> Iterator[Chromium]:
         yield browser
 
 
+def test_a_campaign_without_recipients_is_saved_only_after_a_warning(chromium: Chromium, served: Served) -> None:
+    warning = "No registered device is in the audience now. Unless devices join it before the send time, "
+    with open_window(chromium, served.url) as window:
+        page = window.page
+        questions: list[str] = []
+        answers = [False, True, False]
+
+        def answer(dialog: Dialog) -> None:
+            questions.append(dialog.message)
+            dialog.accept() if answers.pop(0) else dialog.dismiss()
+
+        page.on("dialog", answer)
+        fields = {"title": "Hello", "at": "2040-01-02T09:00", "timezone": "UTC", "field1": "attributes.tier"}
+        window.open(f"/ui/new/campaign?{urlencode({**fields, 'value1': 'platinum'})}")
+        expect(page.locator("#preview")).to_contain_text(warning)
+        window.save_screenshot("composer-no-audience")
+        page.get_by_role("button", name="Create campaign").click()
+        assert served.run(served.app.campaigns.list()).items == []
+        page.get_by_role("button", name="Create campaign").click()
+        expect(page.get_by_text("Planned")).to_be_visible()
+        page.get_by_role("link", name="Edit").click()
+        expect(page.locator("#preview")).to_contain_text(warning)
+        page.get_by_label("Title", exact=True).fill("Good morning")
+        page.get_by_role("button", name="Save changes").click()
+        assert [warning in question for question in questions] == [True, True, True]
+        assert questions[0].startswith("Create this campaign?")
+        [campaign] = served.run(served.app.campaigns.list()).items
+        assert campaign.plan.title == "Hello"  # the last question was answered with Cancel
+
+
 def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: Served) -> None:
     with open_window(chromium, served.url) as window:
         page = window.page
@@ -57,6 +88,9 @@ def test_a_campaign_is_composed_planned_and_edited(chromium: Chromium, served: S
 
         page.get_by_role("button", name="Create campaign").click()
         expect(page.get_by_role("alert")).to_contain_text("The campaign has no send time.")
+        expect(page.get_by_label("Time", exact=True)).to_be_focused()
+        expect(page.locator("#at-problem")).to_have_text("The campaign has no send time. Enter a date and a time.")
+        window.save_screenshot("composer-refused")
         expect(page.get_by_label("Title", exact=True)).to_have_value("Hi {{attributes.name|there}}")
         page.get_by_label("Send", exact=True).select_option("At a local time of each recipient")
         page.get_by_label("Time", exact=True).fill("2040-01-02T09:00")

@@ -220,7 +220,11 @@ async def test_a_schedule_is_created_and_edited_in_a_form(serve: Serve) -> None:
             refused = await browser.submit(form, form, **{**NEW, **wrong})
             assert refused.status_code == 422
             assert word in refused.text, (word, refused.text)
+            assert f'aria-describedby="{list(wrong)[-1]}-problem' in refused.text
             assert 'value="digest"' in refused.text  # the form keeps its input
+        previewed = await browser.submit(form, form, **NEW, preview="1")
+        assert (previewed.status_code, 'value="digest"' in previewed.text) == (200, True)
+        assert (await browser.web.get("/api/v1/schedules")).json()["items"] == []
         created = await browser.submit(form, form, **NEW)
         page = created.headers["location"].split("?")[0]
         api = page.replace("/ui", "/api/v1")
@@ -241,6 +245,9 @@ async def test_a_schedule_is_created_and_edited_in_a_form(serve: Serve) -> None:
         await browser.web.ask("PATCH", api, changed, if_match="*")
         edit = f"{page}/edit"
         fields = await _form_values(browser, edit)
+        previewed = await browser.submit(edit, edit, **{**fields, "when": "0 10 * * 6", "preview": "1"})
+        assert (previewed.status_code, "0 10 * * 6" in previewed.text) == (200, True)
+        assert (await browser.web.get(api)).json()["cronExpression"] == "0 9 * * 1-5"
         assert (await browser.submit(edit, edit, **{**fields, "when": "0 10 * * 1-5", "labels": ""})).status_code == 303
         schedule = (await browser.web.get(api)).json()
         assert (schedule["cronExpression"], schedule["labels"], schedule["toleranceSeconds"]) == ("0 10 * * 1-5", {}, 9)

@@ -299,6 +299,42 @@ def test_a_filter_is_stored_in_the_url_and_keeps_its_text(chromium: Chromium, se
         assert not window.messages
 
 
+@pytest.mark.parametrize(
+    ("path", "long_field", "field", "value", "shown"),
+    [
+        ("/ui/schedules/new", "#payload", "#when", "0 9 * * 1-5", "09:00"),
+        ("/ui/new/trigger", "#payload", "#column", "starts", "before starts"),
+        ("/ui/new/source?kind=sql", "#query", "#everySeconds", "7", "every 7 s"),
+    ],
+)
+def test_a_form_longer_than_a_url_is_previewed(
+    chromium: Chromium, served: Served, path: str, long_field: str, field: str, value: str, shown: str
+) -> None:
+    with open_window(chromium, served.url) as window:
+        page = window.open(path)
+        long_text = f'"{"x" * 20_000}"'
+        page.locator(long_field).fill(long_text)
+        page.locator(field).fill(value)
+        expect(page.locator("#preview")).to_contain_text(shown)
+        with page.expect_navigation():
+            page.get_by_role("button", name="Preview", exact=True).click()
+        expect(page.locator(long_field)).to_have_value(long_text)
+        expect(page.locator("#preview")).to_contain_text(shown)
+        assert not window.messages  # such as a refused request
+        assert max(map(len, window.requests)) < 1000
+
+
+def test_a_refused_form_shows_its_problem_in_a_closed_section(chromium: Chromium, served: Served) -> None:
+    with open_window(chromium, served.url, bypass_csp=True) as window:
+        page = window.open("/ui/schedules/new?name=rent&topic=rent.due&timezone=UTC&jitterSeconds=soon")
+        page.get_by_role("button", name="Create schedule").click()
+        expect(page.locator("#jitterSeconds")).to_be_focused()
+        expect(page.locator("#jitterSeconds-problem")).to_be_visible()
+        window.save_screenshot("form-refused")
+        page.evaluate(browsers.load_axe())
+        assert not page.evaluate(AXE)
+
+
 def test_pages_and_forms_work_without_javascript(chromium: Chromium, served: Served) -> None:
     with open_window(chromium, served.url, java_script_enabled=False) as window:
         page = window.open("/ui/schedules?q=paused")

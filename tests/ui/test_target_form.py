@@ -58,6 +58,14 @@ async def test_a_target_is_created_edited_and_tested_on_its_pages(serve: Serve) 
         assert (wrong.status_code, "INVALID_FIELDS" in wrong.text, 'value="crm"' in wrong.text) == (422, True, True)
         refused = await browser.submit("/ui/targets/new", "/ui/targets/new", **form | {"timeout": "31m"})
         assert (refused.status_code, "INVALID_TIMEOUT" in refused.text) == (422, True)
+        for fields, located in (
+            ({"success": "9" * 25}, 'aria-describedby="success-problem'),
+            ({"url": "ftp://x"}, 'aria-describedby="url-problem'),
+            ({"proxyUrl": "ftp://x"}, "url is not a plain http or https URL"),
+        ):  # fmt: skip
+            refused = await browser.submit("/ui/targets/new", "/ui/targets/new", **form | fields)
+            assert (refused.status_code, located in refused.text) == (422, True), fields
+            assert ("url-problem" in refused.text) == ("url" in fields)
         created = await browser.submit("/ui/targets/new", "/ui/targets/new", **form)
         assert "whsec_" in created.text
         edit = "/ui/targets/crm/edit"

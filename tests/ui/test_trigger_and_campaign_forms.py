@@ -26,6 +26,11 @@ def plain_text(text: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", text)))
 
 
+def fields_with_problem(page: str) -> list[str]:
+    """Return the names of the fields beside which a page shows a problem."""
+    return re.findall(r'aria-describedby="(\w+)-problem', page)
+
+
 async def _create_source(browser: Browser) -> None:
     await browser.web.post("/api/v1/sources", {"name": "shifts"})
     rows = [
@@ -66,7 +71,11 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
             refused = await browser.submit(form, form, **{**TRIGGER, **wrong})
             assert refused.status_code in (400, 422), refused.text
             assert word in html.unescape(refused.text), word
+            assert fields_with_problem(refused.text) == list(wrong)
             assert 'value="shift-soon"' in refused.text  # the form keeps its input
+        previewed = await browser.submit(form, form, **TRIGGER, preview="1")
+        assert (previewed.status_code, 'value="shift-soon"' in previewed.text) == (200, True)
+        assert (await browser.web.get("/api/v1/triggers")).json()["items"] == []
         created = await browser.submit(form, form, **TRIGGER)
         assert created.headers["location"] == "/ui/triggers/shift-soon?did=watching"
         trigger = (await browser.web.get("/api/v1/triggers/shift-soon")).json()
@@ -77,7 +86,7 @@ async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_s
         )
         assert trigger["condition"] == [{"field": "state", "op": "eq", "value": "active"}]
         duplicate = await browser.submit(form, form, **TRIGGER)
-        assert duplicate.status_code == 409
+        assert (duplicate.status_code, fields_with_problem(duplicate.text)) == (409, ["name"])
 
 
 async def test_the_trigger_form_has_the_zone_and_the_edge_of_each_row(serve_sqlite: Serve, tmp_path: Path) -> None:
@@ -153,6 +162,8 @@ async def test_the_source_form_shows_the_calls_a_day_and_creates_the_source(
             refused = await browser.submit(form, form, **{**table, **wrong})
             assert refused.status_code in (400, 422), refused.text
             assert word in plain_text(refused.text), word
+        previewed = await browser.submit(form, form, **{**table, "table": "shifts", "preview": "1"})
+        assert (previewed.status_code, "All rows every 5 s" in plain_text(previewed.text)) == (200, True)
         created = await browser.submit(form, form, **{**table, "table": "shifts"})
         assert created.status_code == 303, plain_text(created.text)
 
@@ -195,11 +206,26 @@ async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign
         )
         assert "Sending starts immediately" in immediate
         for wrong, word in (
-            ({"at": ""}, "no send time"), ({"filters": '{"colour": "red"}'}, "colour"), ({"data": "["}, "JSON"),
+            ({"at": ""}, "no send time"), ({"data": "["}, "JSON"),
             ({"filters": "[1]", "pushOnOff": "1"}, "filters"), ({"chunkSize": "501"}, "chunkSize"),
-            ({"when": "then"}, "no send time"), ({"at": "2001-01-01T09:00"}, "The send time is in the past"),
+            ({"at": "2001-01-01T09:00"}, "The send time is in the past"),
             ({"quietEnd": ""}, "The quiet hours have only one time"), ({"expiresAt": "soon"}, "which is not a time"),
-            ({"expiresAt": "2040-01-01T09:00", "timezone": ""}, "without a time zone"),
+            ({"timezone": "", "expiresAt": "2040-01-01T09:00"}, "without a time zone"),
+            ({"title": "", "body": "", "data": ""}, "title, body and data are empty"),
+            ({"body": "x" * 5000}, "the limit for a token is 4,096"), ({"image": "http://x"}, "image"),
+            ({"canarySize": "0"}, "size is 0"), ({"value1": "", "field1": "platform"}, "Condition 1 has no value"),
+            ({"language1": "", "title1": "x"}, "Language 1 is incomplete"), ({"imageB": "http://x"}, "image"),
+            ({"titleB": "", "shareB": "30"}, "Variant B has no texts"),
+            ({"canarySize": ""}, "The canary has no devices"),
+            ({"actionTitle2": "", "action2": "open"}, "Button 2 is incomplete"),
+        ):  # fmt: skip
+            refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in html.unescape(refused.text), word
+            assert fields_with_problem(refused.text) == list(wrong)[:1]
+            assert 'value="new year"' in refused.text
+        for wrong, word in (
+            ({"filters": '{"colour": "red"}'}, "colour"), ({"when": "then"}, "no send time"),
         ):  # fmt: skip
             refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
             assert refused.status_code in (400, 422), refused.text
@@ -351,11 +377,12 @@ async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve
         row = {"field1": "platform", "op1": "is", "value1": "ios"}
         answer = await browser.client.get("/ui/new/segment/count", params=row)
         assert plain_text(answer.text).strip() == "2 devices"
-        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row)
-        assert (answer.status_code, "The segment has no name" in answer.text) == (422, True)
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="")
+        assert (answer.status_code, fields_with_problem(answer.text)) == (422, ["name"])
         answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")
         assert answer.headers["location"] == "/ui/segments?did=saved", answer.text
-        assert (await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")).status_code == 409
+        answer = await browser.submit("/ui/new/segment", "/ui/new/segment", **row, name="On iOS")
+        assert (answer.status_code, fields_with_problem(answer.text)) == (409, ["name"])
         assert "On iOS" in (await browser.get("/ui/segments")).text
         assert "2" in plain_text((await browser.get("/ui/segments/On%20iOS/count")).text)
         form = (await browser.get("/ui/segments/On%20iOS")).text
@@ -495,7 +522,7 @@ async def test_a_campaign_is_edited_and_copied_in_the_form(serve_sqlite: Serve) 
         assert edited["title"] == "Bye"
         assert "image" not in edited
         stale = await browser.post_form(f"{page}/edit", {**shown, "title": "Late"})
-        assert stale.status_code == 412
+        assert (stale.status_code, "Another user saved this campaign" in stale.text) == (412, True)
         assert (await browser.web.get(api)).json()["title"] == "Bye"
         copied = form_values((await browser.get(f"{form}?copy={before['id']}")).text)
         assert (copied["title"], copied["at"], copied["language1"]) == ("Bye", "", "ko")

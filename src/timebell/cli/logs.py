@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from timebell import tracing
+from timebell.formatting import to_local
 from timebell.masking import Mask
 from timebell.settings import Settings
+from timebell.targets.exceptions import NOT_AWAITED_FIX
 
 T = TypeVar("T")
 MAX_LINE_BYTES = 8 * 1024
@@ -55,14 +57,20 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Format records as text; control characters are escaped and continuation lines indented, so none can be forged."""
+    """Format records as text with the time in a zone, UTC unless changed.
+
+    Control characters are escaped and continuation lines indented, so none can be forged.
+    """
 
     def __init__(self, mask: Mask | None = None) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        super().__init__("%(levelname)-7s %(message)s")
         self._mask = mask or Mask()
+        self.timezone = "UTC"
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", self._mask(super().format(record)))
+        at = to_local(datetime.fromtimestamp(record.created, UTC), self.timezone)
+        line = f"{at:%H:%M:%S %Z} {self._mask(super().format(record))}"
+        text = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
         return str(_truncate(text, MAX_LINE_BYTES)).replace("\n", "\n    ")
 
 
@@ -74,8 +82,26 @@ def _truncate(value: T, max_length: int) -> T | str:
     )
 
 
+def use_timezone(timezone: str | None) -> None:
+    """Show the times of text lines in the default time zone of an app, if it has one."""
+    for handler in logging.getLogger().handlers:
+        if timezone is not None and isinstance(handler.formatter, TextLines):
+            handler.formatter.timezone = timezone
+
+
+def _explain_unawaited_call(record: logging.LogRecord) -> bool:
+    """Add the fix to Python's warning about a call without `await`."""
+    text = record.getMessage()
+    if "was never awaited" in text:
+        record.msg, record.args = f"{text.rstrip()}\nNOT_AWAITED: {NOT_AWAITED_FIX}", ()
+    return True
+
+
 def configure_logging(settings: Settings) -> None:
-    """Configure logging of this process to stderr, with the format and level of the settings."""
+    """Configure logging of this process, and of Python's warnings, to stderr.
+
+    The format and level are those of the settings.
+    """
     form = settings.log_format
     if form == "auto":
         form = "text" if sys.stderr.isatty() else "json"
@@ -83,6 +109,8 @@ def configure_logging(settings: Settings) -> None:
     mask = Mask(settings)
     handler.setFormatter(JsonLines(mask) if form == "json" else TextLines(mask))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").addFilter(_explain_unawaited_call)
     if settings.log_level != "debug":
         for library in ("alembic", "asyncio"):
             logging.getLogger(library).setLevel(logging.WARNING)

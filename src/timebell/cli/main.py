@@ -31,7 +31,7 @@ from timebell.cli.users import user
 from timebell.errors import TimebellError
 from timebell.features import FEATURES, enabled_features
 
-HELP = """Durable job scheduler: each job runs at its time, once, in the right time zone.
+HELP = """Durable job scheduler: each job runs at its time, at least once, in the right time zone.
 
 Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 failed, 2 invalid input, 3 not found, 4 refused,
 5 conflict, 6 unreachable, 7 differences found, 130 interrupted. Settings, by precedence: flag, TIMEBELL_* variable,

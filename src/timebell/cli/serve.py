@@ -25,7 +25,7 @@ from timebell.app import Timebell
 from timebell.cli import demo, systemd
 from timebell.cli.dev_output import print_deliveries
 from timebell.cli.loading import load_app, source_files
-from timebell.cli.logs import configure_logging
+from timebell.cli.logs import configure_logging, use_timezone
 from timebell.cli.output import print_message
 from timebell.clock import Clock
 from timebell.engine.history_check import check_history
@@ -50,6 +50,7 @@ def dev(app_reference: str | None, host: str | None, port: int | None, *, reload
         dataclasses.replace(chosen, log_format="text" if chosen.log_format == "auto" else chosen.log_format)
     )
     app = demo.app() if chosen.app is None else load_app(chosen.app)
+    use_timezone(app.settings.default_timezone)
     app.settings = dataclasses.replace(
         app.settings, database_auto_upgrade=True, http_host=chosen.http_host, http_port=chosen.http_port
     )
@@ -103,6 +104,7 @@ def run(app_reference: str | None, roles: str | None, host: str | None, port: in
     configure_logging(chosen)
     role_names = chosen.roles.split(",")
     app = Timebell() if chosen.app is None else load_app(chosen.app)
+    use_timezone(app.settings.default_timezone)
     app.settings = dataclasses.replace(app.settings, http_host=chosen.http_host, http_port=chosen.http_port)
     has_engine = bool({"planner", "worker"} & set(role_names))
     _asyncio_run(

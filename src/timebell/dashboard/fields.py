@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import nan
 from typing import Any
 
 from fastapi import Request, Response
 
+from timebell.api.problems import POINTERS
 from timebell.dashboard.views import View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.model.payload import read_json
 from timebell.recurrence.zone_names import accepted_names as zone_names
+
+
+class InvalidField(InvalidInput):
+    """The value of a form field is invalid."""
+
+    def __init__(self, field: str, message: str, *, code: str = "INVALID_FIELDS", fix: str) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.field = field
+
+
+@contextmanager
+def parsing_field(field: str) -> Iterator[None]:
+    """Name the field in a problem that the block raises."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidField(field, error.message, code=error.code, fix=error.fix) from None
 
 
 def parse_number(name: str, text: str) -> float | int | None:
@@ -51,8 +71,25 @@ def default_timezone(request: Request, view: View) -> str:
 
 
 def to_problem(error: TimebellError) -> dict[str, Any]:
-    """Convert an error to the members of an API problem."""
-    return {"detail": error.message, "fix": error.fix, "code": error.code}
+    """Convert an error to the members of an API problem, and its form field if it has one."""
+    field = {"field": error.field} if isinstance(error, InvalidField) else {}
+    return {"detail": error.message, "fix": error.fix, "code": error.code, **field}
+
+
+def locate_problem(problem: Any, form: Mapping[str, str], names: Mapping[str, str]) -> Any:
+    """Return a problem with the `field` of the form that it concerns, if it can be found.
+
+    The API specifies a JSON pointer, or a text that begins with the name of the field, or that a name is in use.
+    `names` are the form fields by their pointer, name or error code in the API, if they differ.
+    """
+    if not problem:
+        return problem
+    pointer = next((error["pointer"] for error in problem.get("errors", ())), POINTERS.get(problem["code"], ""))
+    path, word = pointer.removeprefix("/"), re.split(r"\W", problem["detail"], maxsplit=1)[0]
+    code = "name" if problem["code"].endswith("_EXISTS") else problem["code"]
+    found = (problem.get("field"), path, path.partition("/")[0], word, code)
+    fields = [names.get(name, name) for name in found if name]
+    return {**problem, "field": next((field for field in fields if field in form), None)}
 
 
 def format_value(value: Any) -> str:
@@ -68,8 +105,10 @@ async def submit(
 ) -> Any:
     """Post a form to the API at `path`.
 
-    Returns the body of the API response, or a Response with the form and its problem.
+    Returns the body of the API response, or a Response with the form: with its problem, or after the Preview button.
     """
+    if "preview" in view.form:
+        return await render_form(view, view.form, None)
     try:
         body = parse_form(view.form)
     except InvalidInput as error:

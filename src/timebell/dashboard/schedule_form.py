@@ -9,7 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import default_timezone, format_value, parse_json, parse_number, submit, to_problem
+from timebell.dashboard.fields import (
+    InvalidField,
+    default_timezone,
+    format_value,
+    locate_problem,
+    parse_json,
+    parse_number,
+    submit,
+    to_problem,
+)
 from timebell.dashboard.schedules import UPCOMING_FIRES, changed_fields, revision_body
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.durations import parse_duration
@@ -23,6 +32,11 @@ RECURRENCE_FIELDS = {
 }  # fmt: skip
 NUMBER_FIELDS = ("timeoutSeconds", "missedAfterSeconds", "jitterSeconds", "maxRetries", "priority", "maxRuns")
 TEXT_FIELDS = ("description", "timezone", "topic", "queue", "calendar", "roll", "startAt", "endAt", "target")
+# Form fields by their names in the API, if they differ.
+FORM_FIELDS = {
+    **dict.fromkeys(RECURRENCE_FIELDS.values(), "when"), "catchUp": "catchUpWindow",
+    "catchUp/limit": "catchUpLimit", "retry": "maxRetries",
+}  # fmt: skip
 # Fields of the form that also exist on a job.
 TEST_JOB_FIELDS = ("topic", "timezone", "payload", "target", "queue", "priority", "maxRetries", "timeoutSeconds")
 EMPTY_FORM = {
@@ -35,7 +49,7 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/schedules/new")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, or the fields that its Preview button sent."""
+    """Render an empty form, or the fields in the URL."""
     form = {**EMPTY_FORM, "timezone": default_timezone(request, view), **dict(request.query_params)}
     return await _render_form(view, form, None)
 
@@ -68,15 +82,13 @@ async def fire_test(view: CurrentView) -> Response:
 
 
 @routes.get("/ui/schedules/{id}/edit")
-async def edit(request: Request, id: str, view: CurrentView) -> Response:
-    """Render the form of an existing schedule, or the fields that its Preview button sent."""
+async def edit(id: str, view: CurrentView) -> Response:
+    """Render the form of an existing schedule."""
     schedule, newest = await _load_schedule(view, id)
-    fields = dict(request.query_params) if "when" in request.query_params else {}
     form = {
         **to_form(revision_body(schedule["name"], newest)),
         "revision": str(schedule["revision"]),
         "etag": schedule["etag"],
-        **fields,
     }
     return await _render_form(view, form, None, schedule)
 
@@ -85,6 +97,8 @@ async def edit(request: Request, id: str, view: CurrentView) -> Response:
 async def save(id: str, view: CurrentView) -> Response:
     """Update a schedule. If another user has changed it since the form was loaded, show their changes instead."""
     schedule, newest = await _load_schedule(view, id)
+    if "preview" in view.form:
+        return await _render_form(view, view.form, None, schedule)
     loaded_revision = view.form.get("revision", "")
     try:
         body = to_request_body(view.form)
@@ -106,10 +120,10 @@ async def save(id: str, view: CurrentView) -> Response:
     return view.redirect(path.replace("/schedules", "/ui/schedules"), "saved")
 
 
-@routes.get("/ui/preview")
+@routes.api_route("/ui/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the next runs of the schedule in the form, as a fragment."""
-    fields = dict(request.query_params)
+    fields = view.form or dict(request.query_params)
     return view.render("partials/schedule_preview", preview=await _build_preview(view, fields))
 
 
@@ -120,8 +134,8 @@ async def _render_form(
     targets = await view.get("/targets", limit=200)
     handled = await view.app.store.run(waiting.list_handled, view.caller.tenant_id)
     return view.render(
-        "schedule_form", status, form={**EMPTY_FORM, **form}, problem=problem, schedule=schedule, conflicts=conflicts,
-        preview=preview, zones=sorted(zone_names()),
+        "schedule_form", status, form={**EMPTY_FORM, **form}, problem=locate_problem(problem, form, FORM_FIELDS),
+        schedule=schedule, conflicts=conflicts, preview=preview, zones=sorted(zone_names()),
         topics=sorted(topic for topic in handled.exact if not topic.startswith("@"))[:MAX_SUGGESTED_TOPICS],
         targets=[(target["name"], target["name"]) for target in targets["items"]],
     )  # fmt: skip
@@ -209,9 +223,10 @@ def to_form(body: Mapping[str, Any]) -> dict[str, str]:
 
 def _parse_recurrence(kind: str, text: str) -> Any:
     if not text:
-        raise InvalidInput(
-            "The schedule has no recurrence rule.", code="RECURRENCE_MISSING", fix="Enter one, e.g. 30 2 * * *."
-        )
+        raise InvalidField(
+            "when", "The schedule has no recurrence rule.", code="RECURRENCE_MISSING",
+            fix="Enter one, e.g. 30 2 * * *.",
+        )  # fmt: skip
     if kind == "dates":
         return [line.strip() for line in text.splitlines() if line.strip()]
     if kind == "recurrence" or (kind == "interval" and text.startswith("{")):

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import format_value, parse_json, parse_number, text_fields, to_problem
+from timebell.dashboard.fields import format_value, locate_problem, parse_json, parse_number, text_fields, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 from timebell.model.target import referenced_secret
@@ -45,6 +45,8 @@ FORM_OPTIONS = (
     "auth", "tls", "proxy",
 )  # fmt: skip
 """Options that the form represents. It keeps the others, and the other members of `expect` and `auth`."""
+FORM_FIELDS = {"expect": "contains", "tls": "ca", "proxy": "proxyUrl"}
+"""Form fields by their options, if they differ."""
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -97,9 +99,13 @@ async def _render_form(
 ) -> Response:
     secrets = await view.call_api("GET", "/secrets", limit=200)
     names = [] if secrets.is_error else [secret["name"] for secret in secrets.body["items"]]
+    # A problem of `url` may concern any of the URLs.
+    has_several_urls = form.get("proxyUrl") or form.get("tokenUrl")
+    field_names = {**FORM_FIELDS, "url": ""} if has_several_urls else FORM_FIELDS
     return view.render(
-        "target_form", status, form=form, problem=problem, name=name, methods=[(each, each) for each in METHODS],
-        bodies=BODIES, authentications=AUTHENTICATIONS, secrets=[("", "None"), *((each, each) for each in names)],
+        "target_form", status, form=form, problem=locate_problem(problem, form, field_names), name=name,
+        methods=[(each, each) for each in METHODS], bodies=BODIES, authentications=AUTHENTICATIONS,
+        secrets=[("", "None"), *((each, each) for each in names)],
     )  # fmt: skip
 
 
@@ -127,7 +133,7 @@ def to_options(form: Mapping[str, str], stored: Mapping[str, Any]) -> dict[str, 
         name: value
         for name, value in (
             ("headers", headers), ("query", lists | query),
-            ("success", [int(each) if each.isdigit() else each for each in statuses]),
+            ("success", [parse_number("success", each) if each.isdigit() else each for each in statuses]),
             ("expect", {member: value for member, value in expect.items() if value}),
             ("followRedirects", form.get("followRedirects") == "1"),
             ("tls", _to_object(form, TLS_FIELDS)), ("proxy", _to_object(form, PROXY_FIELDS)),

@@ -20,6 +20,10 @@ _CALLERS = {
     )
 }
 """The modules that call handlers."""
+NOT_AWAITED_FIX = (
+    "A call was not awaited, so it did nothing. Write await app.schedule_at(...), or app.sync.schedule_at(...) in a "
+    "plain function."
+)
 _DESCRIPTION = "_timebell_description"
 
 
@@ -36,6 +40,8 @@ def failed_outcome(exc: BaseException, *, retryable: bool) -> Outcome:
     description = vars(exc).get(_DESCRIPTION)
     code, error, traceback = description or (type(exc).__name__, _describe(exc), format_traceback(exc))
     outcome = Outcome.failed(code, error, retryable=retryable)
+    if description is None and isinstance(exc, AttributeError | TypeError) and "'coroutine' object" in str(exc):
+        outcome = Outcome.failed("NOT_AWAITED", f"{error} {NOT_AWAITED_FIX}", retryable=retryable)
     outcome.traceback = traceback
     return outcome
 

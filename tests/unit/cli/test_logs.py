@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -71,6 +73,21 @@ def test_text_log_escapes_control_characters(log_record: logging.LogRecord) -> N
     assert is_printable_ascii(first)
     assert all(is_printable_ascii(line) and line.startswith("    ") for line in following)
     assert "\\u001b[31mred" in "\n".join([first, *following])
+
+
+def test_text_log_has_the_time_with_its_zone_whatever_the_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    log_record = record("something happened")
+    log_record.created = datetime(2027, 3, 14, 9, 26, 53, tzinfo=UTC).timestamp()
+    formatter = TextLines()
+    with monkeypatch.context() as machine:
+        machine.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        written = formatter.format(log_record)
+        formatter.timezone = "Europe/Paris"
+        written_in_paris = formatter.format(log_record)
+    time.tzset()
+    assert written == "09:26:53 UTC WARNING something happened"
+    assert written_in_paris == "10:26:53 CET WARNING something happened"
 
 
 @pytest.mark.parametrize("formatter", [JsonLines, TextLines])

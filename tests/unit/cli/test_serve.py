@@ -130,6 +130,28 @@ def test_dev_without_an_app_runs_the_demo(start: Start, tmp_path: Path) -> None:
     assert (key_file.stat().st_mode & 0o777, len(key_file.read_text())) == (0o600, 64)
 
 
+UNAWAITED = """
+from timebell import Timebell
+app = Timebell(timezone="Asia/Seoul")
+
+@app.on("plain.work")
+def plain(event):
+    app.schedule_at("bad.work")
+"""
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_call_without_await_is_logged_with_the_fix(start: Start, tmp_path: Path, log_format: str) -> None:
+    (tmp_path / "my.py").write_text(UNAWAITED)
+    process = start("dev", "my.py", "--port", free_port(), TIMEBELL_LOG_FORMAT=log_format)
+    process.wait_for("Ready in", err=True)
+    schedule(f"sqlite:///{tmp_path}/timebell.db", "plain.work")
+    beginning = r"^\d\d:\d\d:\d\d KST WARNING .*" if log_format == "text" else ""
+    process.wait_for(beginning + r"my\.py:7: RuntimeWarning: .*schedule_at' was never awaited", err=True)
+    process.wait_for(r"NOT_AWAITED: .* or app\.sync\.schedule_at\(\.\.\.\) in a plain function", err=True)
+    process.end()
+
+
 def test_retries_and_failures_are_printed(start: Start, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(APP.replace("WORD", "1"))
     process = start("dev", "my.py", "--port", free_port())

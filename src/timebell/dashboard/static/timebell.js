@@ -13,6 +13,11 @@
     all("button[name=zone][hidden]").forEach((button) => { button.hidden = false; });
   }
 
+  // Show the field that a refused form has to correct.
+  const invalid = one("[aria-invalid]");
+  invalid?.closest("details")?.setAttribute("open", "");
+  invalid?.focus();
+
   const open = (dialog) => { if (dialog && !dialog.open) dialog.showModal(); };
   const palette = () => { open(one("#palette")); one("#palette input")?.focus(); };
   document.addEventListener("click", (event) => {
@@ -43,12 +48,13 @@
       all('input[form="several"]').forEach((checkbox) => { checkbox.checked = event.target.checked; });
     }
   });
-  // Ask for confirmation before forms and buttons with data-confirm, followed by the text of the element that
-  // data-confirm-with selects; without scripts they are sent directly.
+  // Ask for confirmation before forms and buttons with data-confirm, followed by the texts of the elements that
+  // data-confirm-with selects, or with these texts alone; without scripts they are sent directly.
   document.addEventListener("submit", (event) => {
-    const data = event.submitter?.dataset.confirm ? event.submitter.dataset : event.target.dataset;
-    const detail = data.confirmWith ? one(data.confirmWith)?.innerText : null;
-    const text = [data.confirm, detail].filter(Boolean).join("\n");
+    const button = event.submitter?.dataset ?? {};
+    const data = button.confirm || button.confirmWith ? button : event.target.dataset;
+    const details = data.confirmWith ? all(data.confirmWith).map((element) => element.innerText) : [];
+    const text = [data.confirm, ...details].filter(Boolean).join("\n");
     if (text && !window.confirm(text)) event.preventDefault();
   });
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timebell.dashboard.fields import format_value, parse_number, text_fields
+from timebell.dashboard.fields import format_value, parse_number, parsing_field, text_fields
 from timebell.dashboard.views import View
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.store import devices
@@ -65,14 +65,15 @@ def count_rows(form: Mapping[str, str]) -> int:
 
 
 def parse_rows(form: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the filters of the rows. Raises InvalidInput (INVALID_FILTER)."""
+    """Return the filters of the rows. Raises InvalidField (INVALID_FILTER)."""
     filters = []
     for n in range(1, count_rows(form) + 1):
         row = text_fields(form, f"field{n}", f"value{n}")
         if f"field{n}" in row:
-            if f"value{n}" not in row and not row[f"field{n}"].startswith(OBJECT_PREFIXES):
-                raise _invalid(f"Condition {n} has no value", "Enter one, or several with commas between them.")
-            filters.append(_parse_row(row[f"field{n}"], form.get(f"op{n}", "is"), row.get(f"value{n}", "")))
+            with parsing_field(f"value{n}"):
+                if f"value{n}" not in row and not row[f"field{n}"].startswith(OBJECT_PREFIXES):
+                    raise _invalid(f"Condition {n} has no value", "Enter one, or several with commas between them.")
+                filters.append(_parse_row(row[f"field{n}"], form.get(f"op{n}", "is"), row.get(f"value{n}", "")))
     return filters
 
 

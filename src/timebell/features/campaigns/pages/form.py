@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import default_timezone, submit, to_problem
+from timebell.dashboard.fields import default_timezone, locate_problem, submit, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.pages.audience_rows import OPERATORS, count_rows, list_fields
@@ -16,6 +16,7 @@ from timebell.features.campaigns.pages.form_body import (
     ACTION_ROWS,
     EDITABLE_FIELDS,
     EMPTY_FORM,
+    FORM_FIELDS,
     count_language_rows,
     is_unfinished,
     to_form,
@@ -88,7 +89,8 @@ async def _render_form(
 ) -> Response:
     fields = {**EMPTY_FORM, "timezone": "", **form}
     return view.render(
-        "campaign_form", status, form=fields, problem=problem and describe_problem(problem),
+        "campaign_form", status, form=fields,
+        problem=locate_problem(problem and describe_problem(problem), fields, FORM_FIELDS),
         preview=await build_preview(view, fields), zones=sorted(zone_names()), record=record,
         language_rows=count_language_rows(fields), action_rows=ACTION_ROWS,
         condition_rows=count_rows(fields), operators=OPERATORS, condition_fields=await list_fields(view, fields),

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from timebell.dashboard.fields import format_value, parse_json, parse_number, text_fields
-from timebell.errors import InvalidInput
+from timebell.dashboard.fields import InvalidField, format_value, parse_json, parse_number, parsing_field, text_fields
 from timebell.features.campaigns.model.campaign_plan import zone_or_default
 from timebell.features.campaigns.pages.audience_rows import parse_rows, split_filters
+from timebell.features.campaigns.push.appearance import check_appearance
 from timebell.recurrence.zones import resolve_local, zone
 
 SEND_TIME_FIELDS = {
@@ -29,6 +29,12 @@ EDITABLE_FIELDS = (
     "quietHours", "canary", "localTime", "holdOut", "trackOpens",
 )  # fmt: skip
 """Fields of a campaign that the form sets; an empty one resets the field of an edited campaign."""
+FORM_FIELDS = {
+    "sendAt": "at", "localTime": "at", "runAt": "at", "SCHEDULE_IN_THE_PAST": "at", "cronExpression": "cron",
+    "PUSH_MESSAGE_TOO_LARGE": "body", "translations": "language1", "actions": "actionTitle1",
+    "quietHours": "quietStart", "canary": "canarySize", "size": "canarySize", "maxErrorRate": "canaryRate",
+}  # fmt: skip
+"""Form fields by their names or error codes in the API, if they differ."""
 MAX_ROWS = 50
 ACTION_ROWS = 2
 """Buttons that browsers show in a notification."""
@@ -61,16 +67,15 @@ def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
         body["expiresAt"] = _to_instant(expiry["expiresAt"], body.get("timezone"))
     if quiet := text_fields(form, "quietStart", "quietEnd"):
         if len(quiet) == 1:
-            raise InvalidInput(
-                "The quiet hours have only one time.", code="INVALID_CAMPAIGN",
-                fix="Enter both “Quiet from” and “Quiet to”, or neither.",
+            raise InvalidField(
+                "quietEnd" if "quietStart" in quiet else "quietStart", "The quiet hours have only one time.",
+                code="INVALID_CAMPAIGN", fix="Enter both “Quiet from” and “Quiet to”, or neither.",
             )  # fmt: skip
         body["quietHours"] = {
             "start": quiet["quietStart"], "end": quiet["quietEnd"], "then": form.get("quietThen") or "wait",
         }  # fmt: skip
-    if (size := parse_number("canarySize", form.get("canarySize", ""))) is not None:
-        rate = parse_number("canaryRate", form.get("canaryRate", ""))
-        body["canary"] = {"size": size, "maxErrorRate": 0.05 if rate is None else rate / 100}
+    if canary := _parse_canary(form):
+        body["canary"] = canary
     return body
 
 
@@ -85,7 +90,11 @@ def has_send_time(form: Mapping[str, str]) -> bool:
 
 
 def _send_time(form: Mapping[str, str]) -> str:
-    return form.get("cron" if form.get("when", "at").endswith("cron") else "at", "").strip()
+    return form.get(_send_time_field(form), "").strip()
+
+
+def _send_time_field(form: Mapping[str, str]) -> str:
+    return "cron" if form.get("when", "at").endswith("cron") else "at"
 
 
 def _parse_send_time(form: Mapping[str, str]) -> dict[str, Any]:
@@ -94,10 +103,22 @@ def _parse_send_time(form: Mapping[str, str]) -> dict[str, Any]:
         return {}
     text = _send_time(form)
     if when not in SEND_TIME_FIELDS or not text:
-        raise InvalidInput(
-            "The campaign has no send time.", code="INVALID_CAMPAIGN", fix="Enter one, e.g. 2027-01-01T09:00."
-        )
+        field = _send_time_field(form)
+        raise InvalidField(
+            field, "The campaign has no send time.", code="INVALID_CAMPAIGN",
+            fix="Enter a cron expression, e.g. 0 9 * * 1-5." if field == "cron" else "Enter a date and a time.",
+        )  # fmt: skip
     return {SEND_TIME_FIELDS[when]: text} | ({"inRecipientZones": True} if when == "localcron" else {})
+
+
+def _parse_canary(form: Mapping[str, str]) -> dict[str, Any]:
+    size, rate = (parse_number(name, form.get(name, "")) for name in ("canarySize", "canaryRate"))
+    if size is None and rate is not None:
+        raise InvalidField(
+            "canarySize", "The canary has no devices.", code="INVALID_CAMPAIGN",
+            fix="Enter their number, or no maximum of failures.",
+        )  # fmt: skip
+    return {} if size is None else {"size": size, "maxErrorRate": 0.05 if rate is None else rate / 100}
 
 
 def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -108,23 +129,30 @@ def _parse_translations(form: Mapping[str, str]) -> dict[str, dict[str, str]]:
         if not row:
             continue
         if f"language{n}" not in row or not texts:
-            raise InvalidInput(
-                f"Language {n} is incomplete.", code="INVALID_CAMPAIGN",
+            raise InvalidField(
+                f"language{n}", f"Language {n} is incomplete.", code="INVALID_CAMPAIGN",
                 fix="Enter a language such as ko or pt-BR, and its title, its body or both.",
             )  # fmt: skip
         if row[f"language{n}"] in translations:
-            raise InvalidInput(
-                f"The language {row[f'language{n}']!r:.40} occurs twice.", code="INVALID_CAMPAIGN", fix="Remove one."
-            )
+            raise InvalidField(
+                f"language{n}", f"The language {row[f'language{n}']!r:.40} occurs twice.", code="INVALID_CAMPAIGN",
+                fix="Remove one.",
+            )  # fmt: skip
         translations[row[f"language{n}"]] = texts
     return translations
 
 
 def _parse_experiment(form: Mapping[str, str]) -> dict[str, Any]:
     variants, share = _parse_variants(form), parse_number("holdOut", form.get("holdOut", ""))
+    if not variants and text_fields(form, "shareB"):
+        raise InvalidField(
+            "titleB", "Variant B has no texts.", code="INVALID_CAMPAIGN", fix="Enter some, or remove its share."
+        )
+    with parsing_field("imageB"):
+        check_appearance({"image": text_fields(form, "imageB").get("imageB")})
     if variants and not 0 < variants[1]["share"] < 1:
-        raise InvalidInput(
-            f"The share of variant B is {100 * variants[1]['share']:g} %.", code="INVALID_CAMPAIGN",
+        raise InvalidField(
+            "shareB", f"The share of variant B is {100 * variants[1]['share']:g} %.", code="INVALID_CAMPAIGN",
             fix="Enter more than 0 and less than 100, or leave it empty for 50.",
         )  # fmt: skip
     options = {
@@ -148,12 +176,18 @@ def _parse_variants(form: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _parse_actions(form: Mapping[str, str]) -> list[dict[str, str]]:
-    rows = [text_fields(form, f"action{n}", f"actionTitle{n}") for n in range(1, ACTION_ROWS + 1)]
-    return [
-        {"action": row.get(f"action{n}", ""), "title": row.get(f"actionTitle{n}", "")}
-        for n, row in enumerate(rows, 1)
-        if row
-    ]
+    actions = []
+    for n in range(1, ACTION_ROWS + 1):
+        row = text_fields(form, f"action{n}", f"actionTitle{n}")
+        for name in (f"actionTitle{n}", f"action{n}"):
+            if row and name not in row:
+                raise InvalidField(
+                    name, f"Button {n} is incomplete.", code="INVALID_CAMPAIGN",
+                    fix="Enter its text and its action, or neither.",
+                )  # fmt: skip
+        if row:
+            actions.append({"action": row[f"action{n}"], "title": row[f"actionTitle{n}"]})
+    return actions
 
 
 def count_language_rows(form: Mapping[str, str]) -> int:
@@ -224,16 +258,17 @@ def _to_instant(text: str, timezone: str | None) -> str:
     try:
         local = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(
-            f"“Not after” is {text!r:.40}, which is not a time.", code="INVALID_CAMPAIGN",
+        raise InvalidField(
+            "expiresAt", f"“Not after” is {text!r:.40}, which is not a time.", code="INVALID_CAMPAIGN",
             fix="Enter one, e.g. 2027-01-01T09:00.",
         ) from None  # fmt: skip
     if local.tzinfo is not None:
         return text
     if timezone is None:
-        raise InvalidInput(
-            "“Not after” is a local time without a time zone.", code="INVALID_CAMPAIGN", fix="Enter the time zone."
-        )
+        raise InvalidField(
+            "timezone", "“Not after” is a local time without a time zone.", code="INVALID_CAMPAIGN",
+            fix="Enter the time zone.",
+        )  # fmt: skip
     return resolve_local(local, zone(timezone))[0].isoformat()
 
 

@@ -12,7 +12,7 @@ from timebell.client import datetimes
 from timebell.dashboard.fields import to_problem
 from timebell.dashboard.overview_data import UPCOMING_TTL_SECONDS
 from timebell.dashboard.views import View
-from timebell.errors import InThePast, NotFound, TimebellError
+from timebell.errors import InThePast, NotFound, RevisionStale, TimebellError
 from timebell.features.campaigns.engine import content
 from timebell.features.campaigns.model import personalization
 from timebell.features.campaigns.model.campaign import CampaignState, Throttle, build_timetable
@@ -23,15 +23,22 @@ from timebell.features.campaigns.store import devices
 from timebell.ids import new_id
 
 PREVIEW_FIRES = 6
+WORDS_OF_FORM = {
+    InThePast.code: ("The send time is in the past.", "Choose a later time."),
+    "RUN_AT_WITHOUT_TIMEZONE": ("The send time has no time zone.", "Enter one, e.g. Europe/Paris."),
+    RevisionStale.code: (
+        "Another user saved this campaign meanwhile.", "Open “Edit” again to see the changes, and repeat yours."
+    ),
+}  # fmt: skip
+"""Text and fix of problems by their code, where those of the API are not for users of a form."""
 SAMPLE_SIZE = 3
 """Recipients whose personal message is shown."""
 
 
 def describe_problem(problem: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a problem in the words of the form, not in those of the API."""
-    if problem["code"] != InThePast.code:
-        return problem
-    return {**problem, "detail": "The send time is in the past.", "fix": "Choose a later time."}
+    detail, fix = WORDS_OF_FORM.get(problem["code"], (problem["detail"], problem.get("fix")))
+    return {**problem, "detail": detail, "fix": fix}
 
 
 async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import parse_json, to_problem
+from timebell.dashboard.fields import InvalidField, locate_problem, parse_json, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import Conflict, InvalidInput, TimebellError
 from timebell.features.campaigns.pages.audience_rows import (
@@ -23,6 +23,8 @@ from timebell.features.campaigns.pages.audience_rows import (
 )
 
 NEW_URL = "/ui/new/segment"
+FORM_FIELDS = {"path name": "name", "CONFLICT": "name"}
+"""Form fields by their names or error codes in the API, if they differ."""
 routes = APIRouter(route_class=PageRoute)
 
 
@@ -85,7 +87,9 @@ async def _save(view: View, name: str, record: Mapping[str, Any] | None) -> Resp
         return await _render_form(view, view.form, None, record=record)
     try:
         if not name:
-            raise InvalidInput("The segment has no name.", code="INVALID_FILTER", fix="Enter one, e.g. Gold customers.")
+            raise InvalidField(
+                "name", "The segment has no name.", code="INVALID_FILTER", fix="Enter one, e.g. Gold customers."
+            )
         body = {"filters": _parse_form(view.form)}
     except InvalidInput as error:
         return await _render_form(view, view.form, to_problem(error), 422, record)
@@ -104,7 +108,9 @@ def _parse_form(form: Mapping[str, str]) -> dict[str, Any]:
     filters = parse_json("filters", form.get("filters", "")) or {}
     rows = parse_rows(form)
     if not isinstance(filters, dict) or not isinstance(filters.get("all", []), list):
-        raise InvalidInput("Filters is not an object.", code="INVALID_FILTER", fix='E.g. {"platform": "ios"}')
+        raise InvalidField(
+            "filters", "Filters is not an object.", code="INVALID_FILTER", fix='E.g. {"platform": "ios"}'
+        )
     return {**filters, "all": [*filters.get("all", []), *rows]} if rows else filters
 
 
@@ -124,8 +130,8 @@ async def _render_form(
     view: View, form: Mapping[str, str], problem: Any, status: int = 200, record: Mapping[str, Any] | None = None
 ) -> Response:
     return view.render(
-        "segment_form", status, form=form, problem=problem, record=record, operators=OPERATORS,
-        condition_rows=count_rows(form), condition_fields=await list_fields(view, form),
+        "segment_form", status, form=form, problem=locate_problem(problem, form, FORM_FIELDS), record=record,
+        operators=OPERATORS, condition_rows=count_rows(form), condition_fields=await list_fields(view, form),
         form_url=NEW_URL if record is None else f"/ui/segments/{quote_segment(record['name'])}",
         counted=await _count_form(view, form),
     )  # fmt: skip

@@ -87,7 +87,7 @@ def check_content(content: Content, kind: RecipientKind) -> None:
     """Check the content against FCM's rules. Raises InvalidInput (INVALID_PUSH_MESSAGE, PUSH_MESSAGE_TOO_LARGE)."""
     check_appearance(content.appearance)
     if content.title is None and content.body is None and not content.data:
-        raise _invalid("The message is empty", "Specify a title, a body or data.")
+        raise _invalid("title, body and data are empty", "Specify at least one of them.")
     for key, value in content.data.items():
         if not isinstance(value, str):
             raise _invalid(

@@ -10,7 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import default_timezone, parse_json, parse_number, submit, text_fields, to_problem
+from timebell.dashboard.fields import (
+    default_timezone,
+    locate_problem,
+    parse_json,
+    parse_number,
+    submit,
+    text_fields,
+    to_problem,
+)
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.features.triggers.model.trigger import ColumnStatus, TriggerRule, parse_edge, parse_offsets
@@ -24,12 +32,14 @@ PREVIEW_ITEMS = 100  # items of a source that a preview evaluates
 EMPTY_FORM = {"offsets": "-15m", "payload": "", "condition": ""}
 TEXT_FIELDS = ("name", "source", "column", "timezone", "zoneColumn", "edge", "recipients", "topic", "queue", "target")
 NUMBER_FIELDS = ("graceSeconds", "maxRetries", "timeoutSeconds")
+# Form fields by their names or error codes in the API, if they differ.
+FORM_FIELDS = {"offset": "offsets", "INVALID_CONDITION": "condition", "retry": "maxRetries"}
 routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/new/trigger")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, or the fields that its Preview button sent."""
+    """Render an empty form, or the fields in the URL."""
     return await _render_form(
         view, {**EMPTY_FORM, "timezone": default_timezone(request, view), **dict(request.query_params)}, None
     )
@@ -44,10 +54,10 @@ async def create(view: CurrentView) -> Response:
     return view.redirect(f"/ui/triggers/{quote_segment(created['name'])}", "watching")
 
 
-@routes.get("/ui/new/trigger/preview")
+@routes.api_route("/ui/new/trigger/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the preview of the trigger in the form, as a fragment."""
-    fields = dict(request.query_params)
+    fields = view.form or dict(request.query_params)
     return view.render("partials/trigger_preview", preview=await build_preview(view, fields))
 
 
@@ -57,7 +67,8 @@ async def _render_form(view: View, form: Mapping[str, str], problem: Any, status
     source_names = [source["name"] for source in sources]
     fields = {**EMPTY_FORM, "timezone": "", "source": source_names[0] if len(source_names) == 1 else "", **form}
     return view.render(
-        "trigger_form", status, form=fields, problem=problem, preview=await build_preview(view, fields),
+        "trigger_form", status, form=fields, problem=locate_problem(problem, fields, FORM_FIELDS),
+        preview=await build_preview(view, fields),
         sources=[(name, name) for name in source_names],
         targets=[(target["name"], target["name"]) for target in targets], zones=sorted(zone_names()),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.dashboard.api_client import quote_segment
-from timebell.dashboard.fields import parse_number, submit, text_fields, to_problem
+from timebell.dashboard.fields import locate_problem, parse_number, submit, text_fields, to_problem
 from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.features.triggers.sources.call_plan import CallPlan, shortest_interval
@@ -34,7 +34,7 @@ routes = APIRouter(route_class=PageRoute)
 
 @routes.get("/ui/new/source")
 async def new(request: Request, view: CurrentView) -> Response:
-    """Render an empty form, or the fields that its Preview button sent."""
+    """Render an empty form, or the fields in the URL."""
     return await _render_form(view, dict(request.query_params), None)
 
 
@@ -47,10 +47,11 @@ async def create(view: CurrentView) -> Response:
     return view.redirect(f"/ui/new/trigger?source={quote_segment(created['name'])}", "")
 
 
-@routes.get("/ui/new/source/preview")
+@routes.api_route("/ui/new/source/preview", methods=["GET", "POST"])
 async def preview(request: Request, view: CurrentView) -> Response:
     """Render the preview of the source in the form, as a fragment."""
-    return view.render("partials/source_preview", preview=await build_preview(view, dict(request.query_params)))
+    fields = view.form or dict(request.query_params)
+    return view.render("partials/source_preview", preview=await build_preview(view, fields))
 
 
 async def _render_form(view: View, form: Mapping[str, str], problem: Any, status: int = 200) -> Response:
@@ -58,9 +59,9 @@ async def _render_form(view: View, form: Mapping[str, str], problem: Any, status
     secrets = await view.call_api("GET", "/secrets", limit=200)
     connections = await view.call_api("GET", "/connections", limit=200)
     return view.render(
-        "source_form", status, form=form, problem=problem, preview=await build_preview(view, form), kinds=KINDS,
-        change_modes=CHANGE_MODES, daily_calls=DAILY_CALLS, secrets=_list_names(secrets),
-        connections=_list_names(connections),
+        "source_form", status, form=form, problem=locate_problem(problem, form, {}),
+        preview=await build_preview(view, form), kinds=KINDS, change_modes=CHANGE_MODES, daily_calls=DAILY_CALLS,
+        secrets=_list_names(secrets), connections=_list_names(connections),
     )  # fmt: skip
 
 

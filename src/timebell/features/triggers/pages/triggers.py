@@ -83,10 +83,10 @@ async def trigger_item(name: str, key: str, view: CurrentView) -> Response:
     return view.render("trigger_item", trigger=name, item=item)
 
 
-@routes.get("/ui/triggers/{name}/preview")
+@routes.api_route("/ui/triggers/{name}/preview", methods=["GET", "POST"])
 async def preview(name: str, view: CurrentView, rows: str = "") -> Response:
     """Show when given rows would fire. Nothing is stored."""
-    problem, result = None, None
+    rows, problem, result = view.form.get("rows", rows), None, None
     try:
         parsed = parse_json("rows", rows)
     except InvalidInput as error:
