@@ -17,7 +17,7 @@ from timebell.cli.doctor import database as doctor_database
 from timebell.cli.doctor.findings import Check, fail, warn
 from timebell.cli.doctor.galera import check_galera
 from timebell.cli.doctor.identity_provider import check_identity_provider
-from timebell.cli.doctor.ports import check_port
+from timebell.cli.doctor.ports import check_answering_node, check_ports
 from timebell.cli.doctor.settings import check_settings
 from timebell.cli.output import FAILED, OK, colorize, print_data, print_records
 from timebell.clock import SystemClock, system_now
@@ -65,7 +65,7 @@ async def _collect_checks(settings: Settings, features: Iterable[Feature]) -> li
     if all(check.name != "zone data" for check in checks):
         checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
     sign_on = [check async for check in check_identity_provider(settings)]
-    return [*checks, *check_settings(settings), *sign_on, check_port(settings)]
+    return [*checks, *check_settings(settings), *sign_on, *check_ports(settings)]
 
 
 async def _check_database(settings: Settings, features: Iterable[Feature]) -> AsyncIterator[Check]:
@@ -125,7 +125,8 @@ async def _check_open_database(
     if is_current:
         yield await _check_engine(store)
         yield await _check_tzdata(store)
-        for check in await doctor_database.check_stored_work(store, settings):
+        stored_work = await doctor_database.check_stored_work(store, settings)
+        for check in [*stored_work, *await check_answering_node(store, settings)]:
             yield check
 
 
