@@ -86,9 +86,11 @@ def make(version: str, folder: Path, notes: str) -> None:
 def main() -> None:
     """Build the release of a clean checkout."""
     version, *rest = sys.argv[1:]
+    folder = Path(rest[0]) if rest else ROOT / "build" / "release"
+    if folder.exists():
+        sys.exit(f"remove {folder} first: it contains an earlier build")
     if subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT):
         sys.exit("commit or remove your changes first: a release is built from a commit")
-    folder = Path(rest[0]) if rest else ROOT / "build" / "release"
     make(version, folder, release_notes(CHANGELOG.read_text(), version))
     print((folder / "SHA256SUMS").read_text(), end="")
 

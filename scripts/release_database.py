@@ -35,7 +35,7 @@ async def fill(url: str) -> None:
     """Create the tables and the rows."""
     app = new_app(url)
     await app.upgrade()
-    async with app.running() as service:
+    async with app.running(name="release") as service:  # by default, a node has the name of the machine
         for payload in ("well", "fail"):
             await app.schedule_at("upgrade.work", payload=payload)
         await service.wait_until_idle()

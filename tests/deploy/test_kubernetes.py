@@ -54,6 +54,16 @@ def test_pods_are_unprivileged_and_read_existing_settings_and_secrets(kind: str)
     assert f"\nUSER {user}\n" in (ROOT / "deploy" / "Dockerfile").read_text()
 
 
+def test_the_comment_about_handlers_names_a_setting_of_the_node() -> None:
+    text = (FOLDER / "nodes.yaml").read_text()
+    enabled = text.replace("# - name: TIMEBELL_APP", "- name: TIMEBELL_APP").replace("#   value: /app", "  value: /app")
+    deployment = next(yaml.safe_load_all(enabled))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [
+        *pod("Deployment")["containers"][0]["env"], {"name": "TIMEBELL_APP", "value": "/app/tasks.py"}
+    ]  # fmt: skip
+
+
 def test_ports_labels_and_the_time_for_draining_agree() -> None:
     (container,) = pod("Deployment")["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}

@@ -14,7 +14,8 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.engine.service import Service
-from timebell.model.job import JobState
+from timebell.model.job import JobState, NewJob
+from timebell.model.schedule import Schedule
 from timebell.store.dialects.postgres import stalled_sessions as silence
 
 TIMEOUT_SECONDS = 60.0
@@ -159,23 +160,34 @@ def test_a_locked_row_does_not_prevent_the_renewal_of_other_leases(nodes_url: st
     world.run(test, heartbeat=0.2, lease=30.0)
 
 
-def test_a_planner_waiting_for_a_row_does_not_block_the_slots_of_due_jobs(nodes_url: str) -> None:
+def test_a_planner_waiting_for_a_row_does_not_block_the_slots_of_due_jobs(
+    nodes_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(nodes_url)
 
+    async def repeat(every: str) -> str:
+        schedule = await world.app.schedule_repeat(
+            "waits", Every(every), name="s", overlap="cancel_previous", replace=True
+        )  # fmt: skip
+        return schedule.id
+
     async def late(service: Service) -> None:
+        fired: list[str] = []
+        build = service.planner.build
+
+        def note_and_build(schedule: Schedule, *args: Any) -> NewJob:
+            fired.append(schedule.id)
+            return build(schedule, *args)
+
+        monkeypatch.setattr(service.planner, "build", note_and_build)
         await world.app.schedule_at("waits")
-        every = Every(timedelta(seconds=1))
-        schedule = await world.app.schedule_repeat("waits", every, name="s", overlap="cancel_previous")
-        while len(world.attempts) < 2:
-            await asyncio.sleep(0.01)
-        (live,) = await world.app.list(schedule_id=schedule.id)
+        live = await world.app.schedules.trigger(await repeat("PT1H"))
+        await _until(lambda: len(world.attempts) == 2)
         async with world.locked("timebell_jobs", live.id):
-            while not service.worker.reserved_slots:  # the planner cancels that job and waits for its row
-                await asyncio.sleep(0.01)
+            await repeat("PT1S")
+            await _until(lambda: bool(fired))  # in the same transaction, the planner cancels that job: it waits
             made = await world.app.schedule_at("plain")
-            async with asyncio.timeout(5):  # shorter than the lock timeout of the planner
-                while (made.id, 1) not in world.attempts:
-                    await asyncio.sleep(0.01)
+            await _until(lambda: (made.id, 1) in world.attempts)
             assert service.worker.reserved_slots
         world.may_end.set()
 

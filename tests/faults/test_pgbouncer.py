@@ -132,6 +132,18 @@ async def test_a_restart_of_the_server_or_of_the_pooler_is_survived(
         await run_until_answered(store)
 
 
+async def test_a_stopped_server_behind_the_pooler_is_noticed_before_the_timeout_of_a_statement(
+    server: Postgres, start_bouncer: StartBouncer
+) -> None:
+    """With the defaults of PgBouncer, which refuses new clients then, and lets earlier ones wait for two minutes."""
+    async with opened(start_bouncer(server.port, login_retry=15)) as store:
+        await store.run(read_one)
+        await asyncio.to_thread(server.stop)
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(StoreUnreachable):
+                await store.run(read_one)
+
+
 async def test_errors_of_the_server_keep_their_codes(server: Postgres, start_bouncer: StartBouncer) -> None:
     async with opened(start_bouncer(server.port)) as store:
         await store.run(read_one)

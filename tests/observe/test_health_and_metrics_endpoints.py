@@ -59,6 +59,8 @@ def test_remote_clients_get_no_versions(sqlite_url: str) -> None:
         await code_is(request, None)
         details = (await request("/readyz?verbose")).json()
         assert {"version", "schema", "tzdata", "node"} <= set(details)
+        assert app.service is not None
+        assert details["nodeId"] == app.service.node.id
         for answer in (
             await request("/readyz?verbose", REMOTE),
             await request("/readyz?verbose", LOCAL, **{"X-Forwarded-For": "203.0.113.9"}),

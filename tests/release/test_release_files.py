@@ -42,6 +42,14 @@ def test_builds_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         release.make("0.1.0", tmp_path / "release", "notes")
 
 
+def test_files_of_an_earlier_build_are_not_mixed_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["release", "0.1.0", str(tmp_path)])
+    with pytest.raises(SystemExit, match="contains an earlier build"):
+        release.main()
+
+
 def test_a_release_has_packages_notes_materials_and_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMEBELL_VERSION", "0.1.0")  # restored afterwards
     folder = tmp_path / "release"

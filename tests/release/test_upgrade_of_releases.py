@@ -55,3 +55,9 @@ def test_an_upgraded_database_keeps_its_jobs_and_runs_them(database: str) -> Non
         await app.close()
 
     asyncio.run(main())
+
+
+def test_a_stored_database_does_not_name_the_machine(tmp_path: Path) -> None:
+    asyncio.run(release_database.fill(f"sqlite:///{tmp_path / 'release.db'}"))
+    with sqlite3.connect(tmp_path / "release.db") as connection:
+        assert connection.execute("SELECT DISTINCT node FROM timebell_leaderships").fetchall() == [("release",)]

@@ -65,6 +65,11 @@ def test_the_first_use_of_sync_loads_no_orm(environment: dict[str, str]) -> None
     assert modules & {"asyncpg", "sqlalchemy.ext.asyncio", "sqlalchemy.orm"} == set()
 
 
+def test_an_engine_loads_the_orm_before_it_runs_statements(environment: dict[str, str]) -> None:
+    _, modules = run("import timebell.engine.service", environment)
+    assert {"sqlalchemy.ext.asyncio", "sqlalchemy.orm"} <= modules
+
+
 def test_importing_the_package_loads_no_dependency(environment: dict[str, str]) -> None:
     _, modules = run("import timebell", environment)
     assert modules & {"sqlalchemy", "orjson", "asyncio", "timebell.app"} == set()

@@ -136,6 +136,7 @@ def _verbose_details(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "status": "ready",
         "version": package_version(),
         "node": app.settings.node_name,
+        "nodeId": service.node.id if service is not None else None,
         "store": app.store.dialect.name,
         "schema": HEAD,
         "tzdata": tzdata_version(),

@@ -9,6 +9,10 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from zlib import crc32
 
+# This loads SQLAlchemy's ORM, which features and handlers may import later. While it is loaded, statements of other
+# threads fail, because SQLAlchemy inspects their values with modules that are not complete yet.
+import sqlalchemy.ext.asyncio  # noqa: F401
+
 from timebell.alarm import Alarm
 from timebell.engine.code_definitions import CodeDefinitions
 from timebell.engine.completer import Completer

@@ -24,7 +24,7 @@ from tests.docs.pages import DOCS, code_words, rows
 from tests.identity_provider import OWN_URL, identity_provider
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
-from timebell.cli.doctor import database, galera, report, settings
+from timebell.cli.doctor import database, galera, ports, report, settings
 from timebell.cli.doctor.database import ServerFacts
 from timebell.cli.doctor.findings import REASONS
 from timebell.clock import system_now
@@ -32,7 +32,8 @@ from timebell.features import FEATURES
 from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.open import open_store, upgrade
 
-from .conftest import Cli
+from .conftest import Cli, Start
+from .process import until
 
 HEALTHY_SERVER = ServerFacts(
     version=160_004, encoding="UTF8", standby=False, read_only=False, superuser=False, remote=False, encrypted=False,
@@ -85,6 +86,10 @@ def readable_config_file(patch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "timebell.toml").chmod(0o644)
 
 
+def exposed_metrics(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    with_settings(metrics_host="0.0.0.0", metrics_port=str(free_port()))(patch, folder)
+
+
 def mounted_as(kind: str) -> Provoke:
     def provoke(patch: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / "mounts").write_text(f"/dev/sda / {kind} rw 0 0\nx {folder}/elsewhere proc rw 0 0\n")
@@ -125,7 +130,7 @@ def skewed_clock(patch: pytest.MonkeyPatch, _: Path) -> None:
      ("EXTRA_MISSING", without_package("apprise")),
      ("SECRET_KEY_MISSING", with_settings(http_host="0.0.0.0")),
      ("HTTP_WITHOUT_TLS", with_settings(http_host="0.0.0.0", secret_key="x" * 32)),
-     ("METRICS_EXPOSED", with_settings(metrics_host="0.0.0.0", metrics_port="9700")),
+     ("METRICS_EXPOSED", exposed_metrics),
      ("WEBHOOKS_TO_PRIVATE_ADDRESSES", with_settings(webhook_allow_private="true")),
      ("SECRETS_FILE_READABLE", readable_config_file),
      ("RETENTION_TOO_SHORT", with_settings(retention_done="1h")),
@@ -188,10 +193,43 @@ def test_missing_unreachable_or_empty_database_is_found(cli: Cli, tmp_path: Path
     assert "DATABASE_NOT_UPGRADED" in findings(cli, "--database", f"sqlite:///{tmp_path}/empty.db")
 
 
-def test_port_in_use_is_found(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(listening.getsockname()[1]))
-        assert "PORT_IN_USE" in findings(cli, "--database", file_url)
+@pytest.mark.parametrize(("setting", "name"), [("TIMEBELL_HTTP_PORT", "port"), ("TIMEBELL_METRICS_PORT", "metrics")])
+def test_port_in_use_is_found(
+    setting: str, name: str, file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(free_port()))
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts no connection, so no probe is answered
+        monkeypatch.setattr(ports, "PROBE_TIMEOUT_SECONDS", 0.1)
+        monkeypatch.setenv(setting, str(listening.getsockname()[1]))
+        assert findings(cli, "--database", file_url)["PORT_IN_USE"]["name"] == name
+
+
+def test_http_and_metrics_on_the_same_port_are_found(
+    file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    port = str(free_port())
+    with_settings(http_port=port, metrics_port=port)(monkeypatch, Path())
+    monkeypatch.setattr(ports, "PROBE_TIMEOUT_SECONDS", 0.1)
+    assert findings(cli, "--database", file_url)["PORT_IN_USE"]["name"] == "metrics"
+
+
+def test_a_node_that_answers_here_with_another_database_is_found(
+    file_url: str, cli: Cli, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, metrics_port = str(free_port()), str(free_port())
+    with_settings(http_port=port, metrics_port=metrics_port)(monkeypatch, Path())
+    monkeypatch.setattr(ports, "PROBE_TIMEOUT_SECONDS", 60.0)
+    start("run", "--port", port, TIMEBELL_METRICS_PORT=metrics_port).wait_for("Ready in", err=True)
+    found = until(
+        lambda: findings(cli, "--database", file_url).get("OTHER_DATABASE"), lambda: "a node that is ready"
+    )  # fmt: skip
+    assert found["detail"] == f"the node that answers at 127.0.0.1:{port} uses another database"
+    checks = json.loads(cli("doctor", "-o", "json").out)
+    assert "OTHER_DATABASE" not in {check["code"] for check in checks}
+    answering = {check["name"]: check["detail"] for check in checks if check["detail"].startswith("Timebell answers")}
+    assert answering == {
+        "port": f"Timebell answers at 127.0.0.1:{port}", "metrics": f"Timebell answers at 127.0.0.1:{metrics_port}"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class PgBouncer:
 
     def __init__(
         self, folder: Path, database_port: int, *, mode: str = "transaction",
-        server_connections: int = SERVER_CONNECTIONS, max_clients: int = 500,
+        server_connections: int = SERVER_CONNECTIONS, max_clients: int = 500, login_retry: float = 0.2,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True)
         self._folder = folder
@@ -39,7 +39,7 @@ class PgBouncer:
             f"[databases]\n* = host=127.0.0.1 port={database_port} user=timebell\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
             f"pool_mode = {mode}\ndefault_pool_size = {server_connections}\nmax_client_conn = {max_clients}\n"
-            "server_login_retry = 0.2\nlog_connections = 0\nlog_disconnections = 0\n"
+            f"server_login_retry = {login_retry:g}\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -27,6 +27,7 @@ REASONS = {
     "SECRET_KEYS_DIFFER": "API keys, sessions and secrets of one node are refused or unreadable on another one.",
     "VERSIONS_DIFFER": "Supported during a rolling deploy, but not permanently.",
     "NO_LIVE_NODE": "Pending work is not executed.",
+    "OTHER_DATABASE": "Commands with a database URL and requests to that node see different jobs and schedules.",
     "GALERA_SEVERAL_WRITERS": "Galera does not replicate row locks, so limits and the order of jobs may be violated.",
     "HISTORY_REWOUND": "Acknowledged work of that time is missing, and finished work may run again.",
     "ALL_PAUSED": "No occurrence is planned and no job claimed, on any node.",

@@ -8,7 +8,6 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from http.client import HTTPConnection, HTTPException
 
 from sqlalchemy import text
 
@@ -18,6 +17,7 @@ from timebell.cli.doctor import database as doctor_database
 from timebell.cli.doctor.findings import Check, fail, warn
 from timebell.cli.doctor.galera import check_galera
 from timebell.cli.doctor.identity_provider import check_identity_provider
+from timebell.cli.doctor.ports import check_answering_node, check_ports
 from timebell.cli.doctor.settings import check_settings
 from timebell.cli.output import FAILED, OK, colorize, print_data, print_records
 from timebell.clock import SystemClock, system_now
@@ -38,7 +38,6 @@ from timebell.store.version import HEAD
 
 WAL_RESET_BUG_VERSIONS = ((3, 7, 0), (3, 51, 2))
 NOTIFY_TIMEOUT_SECONDS = 2.0
-PROBE_TIMEOUT_SECONDS = 1.0
 MIN_SQLITE_VERSION = (3, 35)
 MAX_LISTED_SCHEDULES = 5
 
@@ -66,7 +65,7 @@ async def _collect_checks(settings: Settings, features: Iterable[Feature]) -> li
     if all(check.name != "zone data" for check in checks):
         checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
     sign_on = [check async for check in check_identity_provider(settings)]
-    return [*checks, *check_settings(settings), *sign_on, _check_port(settings)]
+    return [*checks, *check_settings(settings), *sign_on, *check_ports(settings)]
 
 
 async def _check_database(settings: Settings, features: Iterable[Feature]) -> AsyncIterator[Check]:
@@ -126,7 +125,8 @@ async def _check_open_database(
     if is_current:
         yield await _check_engine(store)
         yield await _check_tzdata(store)
-        for check in await doctor_database.check_stored_work(store, settings):
+        stored_work = await doctor_database.check_stored_work(store, settings)
+        for check in [*stored_work, *await check_answering_node(store, settings)]:
             yield check
 
 
@@ -256,31 +256,6 @@ def _check_sqlite_library() -> Check:
             " the engine uses one",
         )  # fmt: skip
     return Check("ok", "sqlite", f"{version}, without the WAL-reset bug")
-
-
-def _check_port(settings: Settings) -> Check:
-    from timebell.api.server import bind
-
-    address = f"{settings.http_host}:{settings.http_port}"
-    try:
-        bind(settings.http_host, settings.http_port).close()
-    except TimebellError as error:
-        if error.code == "PORT_IN_USE" and _is_timebell(settings.http_host, settings.http_port):
-            return Check("ok", "port", f"Timebell answers at {address}")
-        return warn("port", "PORT_IN_USE", error.message, error.fix)
-    return Check("ok", "port", f"{address} is free")
-
-
-def _is_timebell(host: str, port: int) -> bool:
-    """Return whether the program that listens on a port answers the health probe as Timebell does."""
-    connection = HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
-    try:
-        connection.request("GET", "/livez")
-        return connection.getresponse().read(100) == b'{"status":"alive"}'
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def _format_utc(instant: datetime) -> str:

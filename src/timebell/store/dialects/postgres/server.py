@@ -39,6 +39,10 @@ _PROBE_LOST = (
     asyncpg.InternalClientError,
 )  # fmt: skip
 
+# In the errors with which PgBouncer refuses clients while it has no connection to the server and waits to try again. It
+# lets earlier clients wait for as long as `query_wait_timeout`, 120 s by default.
+_POOLER_WITHOUT_SERVER = "(server_login_retry)"
+
 _IDENTIFY = (
     "SELECT (SELECT system_identifier FROM pg_control_system()) AS system, pg_postmaster_start_time() AS started_at,"
     " CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline"
@@ -142,8 +146,8 @@ class PostgresServer:
             probe = await self.connect(**options)
         except asyncpg.CannotConnectNowError as error:
             return str(error)
-        except asyncpg.PostgresError:  # such as too many connections: it lives
-            return None
+        except asyncpg.PostgresError as error:  # such as too many connections: it lives
+            return str(error) if _POOLER_WITHOUT_SERVER in str(error) else None
         try:
             sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, _server_pids(unanswered()))}
         except _PROBE_LOST as error:
