@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -273,6 +274,7 @@ def _unknown_setting(name: str, known: list[str], context: str = "") -> InvalidI
     return InvalidInput(f"There is no setting {name}{context}.", code="UNKNOWN_SETTING", fix=fix)
 
 
+@cache  # reading the metadata of a package takes a millisecond
 def package_version() -> str:
     """Return the version of the installed package, or `0.0.0+source` for an uninstalled source tree."""
     from importlib.metadata import PackageNotFoundError, version

@@ -74,11 +74,16 @@ def is_problem(response: Any, status: int, code: str) -> dict[str, Any]:
 
 
 async def wait_until(condition: Callable[[], Any], seconds: float = 40) -> Any:
-    """Poll a function or coroutine function until its result is true, and return the result."""
+    """Poll a function or coroutine function until its result is true, and return the result.
+
+    At growing intervals, because each request takes as much of the processor as several steps of the engine.
+    """
+    pause = 0.02
     async with asyncio.timeout(seconds):
         while True:
             result = condition()
             result = await result if asyncio.iscoroutine(result) else result
             if result:
                 return result
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.2, 0.2)

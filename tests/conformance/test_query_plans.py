@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import Connection, func, literal_column, select
+from sqlalchemy import Connection, TextClause, func, literal_column, select
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
@@ -209,9 +209,10 @@ class NoRows:
         return SimpleNamespace(due_count=0)
 
 
-def _literal_text(statement: Any, dialect: Any) -> str:
+def _literal_text(statement: Any, values: Any, dialect: Any) -> str:
     """Return a SQLAlchemy statement as SQL with its values."""
-    return str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    valued = statement.params(values) if values else statement
+    return str(valued.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
 # PostgreSQL.
@@ -230,10 +231,10 @@ class RecordingTransaction:
         return []
 
     def execute(self, statement: Any, values: Any = None) -> NoRows:
-        if values:  # a literal statement
+        if values and isinstance(statement, TextClause):
             self.run_sql(SQL(statement.text), **values)
         else:
-            self.statements.append((_literal_text(statement, asyncpg_dialect()), []))
+            self.statements.append((_literal_text(statement, values, asyncpg_dialect()), []))
         return NoRows()
 
     def record(self, kind: str, rows: object) -> None:
@@ -653,8 +654,10 @@ class MeasuringTransaction(SqliteTransaction):
         return self._measure(statement.text, params)
 
     def execute(self, statement: Any, values: Any = None) -> Any:
-        text = statement.text if values else _literal_text(statement, sqlite_dialect())
-        self._measure(text, values or {})
+        if values and isinstance(statement, TextClause):
+            self._measure(statement.text, values)
+        else:
+            self._measure(_literal_text(statement, values, sqlite_dialect()), {})
         return NoRows()
 
     def _measure(self, text: str, params: Any) -> list[Row]:
@@ -779,11 +782,12 @@ class ExplainingTransaction(MariaTransaction):
         return super().run_sql(statement, **params)
 
     def execute(self, statement: Any, rows: Any = None) -> Any:
-        compiled = statement.compile(dialect=self.connection.dialect, compile_kwargs={"render_postcompile": True})
-        values = compiled.construct_params(rows)
-        processors = compiled._bind_processors
-        self._explain(compiled.string, {
-            name: processors[name](value) if name in processors else value for name, value in values.items()
+        compiled = statement.compile(dialect=self.connection.dialect)
+        expanded = compiled.construct_expanded_state(rows)
+        processors = {**compiled._bind_processors, **expanded.processors}
+        self._explain(expanded.statement, {
+            name: processors[name](value) if name in processors else value
+            for name, value in expanded.parameters.items()
         })  # fmt: skip
         return super().execute(statement, rows)
 

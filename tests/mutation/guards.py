@@ -25,7 +25,7 @@ WRITE_BATCH = """        try:
         except Exception:
             locked = await self._write_individually(batch)
 """
-HELD = "    held = (leases.c.name == LEADER) & (leases.c.holder == node_id)"
+LOCK_LEASE = "_LOCK_HELD_LEASE = select(leases.c.fence).where("
 YIELD_RECORDS = """        yield b"".join(orjson.dumps(_render_record(record)) + b"\\n" for record in records)
 """
 RETURN_AT_THE_END = """        if len(records) < EXPORT_BATCH_SIZE:
@@ -50,7 +50,8 @@ GUARDS = [
      f"{WRITE_BATCH}        del self._queue[: len(batch)]\n", f"        del self._queue[: len(batch)]\n{WRITE_BATCH}",
      ("engine/test_time_slice.py::test_claimed_jobs_run_while_the_store_is_unreachable",)),
     Guard("an earlier leadership of the same node is valid", "store/cluster/nodes",
-     f"{HELD} & (leases.c.fence == fence)\n    return tx.execute(select(", f"{HELD}\n    return tx.execute(select(",
+     f"{LOCK_LEASE}_HELD_LEASE)",
+     f'{LOCK_LEASE}leases.c.name == LEADER, leases.c.holder == bindparam("node_id"))',
      ("conformance/test_nodes_leadership.py::test_an_earlier_fence_is_void_even_for_the_same_node",)),
     Guard("a page of dead letters omits equal instants", "store/jobs/dead_letters",
      "or_(finished.c.finished_at < at, earlier)", "finished.c.finished_at < at",

@@ -76,7 +76,8 @@ class SimulatedDatabase(SqliteStore):
         self._loop = loop
         if self._connection is None:
             self._connect()
-            self._transaction().driver.executescript(_schema_sql())
+            migrated: Any = _migrated_database().connection.driver_connection
+            migrated.backup(self._driver)
 
     def _connect(self) -> None:
         self._connection = _engine().connect()
@@ -246,14 +247,12 @@ def _engine() -> Engine:
 
 
 @cache
-def _schema_sql() -> str:
-    """Return the migrated schema as SQL, because running the migrations each time takes far longer."""
-    engine = engine_for("sqlite:///:memory:")
-    with engine.connect() as connection:
-        with connection.begin():
-            migrate(connection, FEATURES)
-        driver: Any = connection.connection.driver_connection
-        return "\n".join(driver.iterdump())
+def _migrated_database() -> Connection:
+    """Return a connection to a migrated database to copy, because running the migrations takes far longer."""
+    connection = engine_for("sqlite:///:memory:").connect()
+    with connection.begin():
+        migrate(connection, FEATURES)
+    return connection
 
 
 class DatabaseLink:

@@ -260,4 +260,5 @@ def check_seconds(guard: AddressGuard, url: str) -> float:
 def test_fifty_thousand_urls_are_each_checked_within_20_ms(many: list[str]) -> None:
     guard = AddressGuard(allow_private=True, allow_http=True)
     for url in many:
-        assert min(check_seconds(guard, url) for _ in range(3 if check_seconds(guard, url) > 0.02 else 1)) < 0.02, url
+        if check_seconds(guard, url) >= 0.02:  # repeated, because the processor may have been slow at that moment
+            assert min(check_seconds(guard, url) for _ in range(3)) < 0.02, url

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -58,21 +59,26 @@ class WindowRows(NamedTuple):
 
 def list_schedule_ids(tx: Transaction, after: str | None, limit: int) -> list[str]:
     """Return the ids of existing and deleted schedules, in order above `after`."""
+    return list(tx.execute(_select_schedule_ids(limit), {"above": after or LOWEST_ID}).scalars())
+
+
+@cache
+def _select_schedule_ids(limit: int) -> Select[str]:
     # Deleted schedules still have revisions; schedules without revisions may still have finished rows.
-    above = after or LOWEST_ID
-    strays = _finished_schedule_ids(above, limit)
+    strays = _finished_schedule_ids(limit)
     tables = (
-        select(column).distinct().where(column > above).order_by(column).limit(limit).subquery()
+        select(column).distinct().where(column > bindparam("above")).order_by(column).limit(limit).subquery()
         for column in (revisions.c.schedule_id, schedules.c.id)
     )
     ids = union(select(strays.c.id).where(strays.c.id.is_not(None)), *map(select, tables)).subquery()
-    return list(tx.execute(select(ids.c.id).order_by(ids.c.id).limit(limit)).scalars())
+    return select(ids.c.id).order_by(ids.c.id).limit(limit)
 
 
-def _finished_schedule_ids(above: str, limit: int) -> CTE:
+def _finished_schedule_ids(limit: int) -> CTE:
     """Return the schedule ids of finished rows by a loose index scan: one step per id instead of one per row."""
     column = finished.c.schedule_id
-    first = select(column.label("id"), literal(1).label("n")).where(column > above).order_by(column).limit(1)
+    above = column > bindparam("above")
+    first = select(column.label("id"), literal(1).label("n")).where(above).order_by(column).limit(1)
     ids = select(first.subquery()).cte("strays", recursive=True)
     following = select(column).where(column > ids.c.id).order_by(column).limit(1).scalar_subquery()
     return ids.union_all(select(following, ids.c.n + 1).where(ids.c.id.is_not(None), ids.c.n < limit))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 
 from timebell.store.schema import finished
 from timebell.store.transaction import Transaction
@@ -17,11 +18,17 @@ def find_duplicates(tx: Transaction, since: datetime) -> set[tuple[str, datetime
 
     Examines the MAX_FINISHED_ROWS newest ones.
     """
+    return {(row.schedule_id, row.scheduled_at) for row in tx.execute(_select_duplicates(), {"since": since})}
+
+
+@cache  # building the statement takes longer than executing it
+def _select_duplicates() -> Select[str, datetime]:
     # A rescheduled job and its successor belong to the same occurrence, but the former did not start.
+    f = finished.c
     recent = (
         select(finished)
-        .where(finished.c.finished_at >= since, finished.c.schedule_id.is_not(None), finished.c.started_at.is_not(None))
-        .order_by(finished.c.finished_at.desc())
+        .where(f.finished_at >= bindparam("since"), f.schedule_id.is_not(None), f.started_at.is_not(None))
+        .order_by(f.finished_at.desc())
         .limit(MAX_FINISHED_ROWS)
         .subquery()
     ).c
@@ -34,5 +41,4 @@ def find_duplicates(tx: Transaction, since: datetime) -> set[tuple[str, datetime
         )
         .exists()
     )  # fmt: skip
-    rows = tx.execute(select(recent.schedule_id, recent.scheduled_at).where(has_twin))
-    return {(row.schedule_id, row.scheduled_at) for row in rows}
+    return select(recent.schedule_id, recent.scheduled_at).where(has_twin)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -16,6 +18,7 @@ from sqlalchemy import (
     Select,
     Table,
     TextClause,
+    bindparam,
     func,
     literal,
     select,
@@ -134,11 +137,16 @@ def read_gauges(
 
 def _count_last_hour(tx: Transaction, now: datetime) -> tuple[int, int]:
     """Return how many jobs failed permanently, up to COUNT_LIMIT + 1, and how many occurrences were missed."""
-    is_recent = finished.c.finished_at >= now - timedelta(hours=1)
+    row = tx.execute(_select_recent_counts(), {"since": now - timedelta(hours=1)}).one()
+    return row.failed, int(row.missed)
+
+
+@cache  # building the statement takes longer than executing it
+def _select_recent_counts() -> Select[int, int]:
+    is_recent = finished.c.finished_at >= bindparam("since")
     missed = select(func.coalesce(func.sum(finished.c.skipped_count), 0)).where(IS_MISSED, is_recent).scalar_subquery()
     failed = bounded_count(finished, dead_letters.IS_DEAD_LETTER, is_recent)
-    row = tx.execute(select(failed.label("failed"), missed.label("missed"))).one()
-    return row.failed, int(row.missed)
+    return select(failed.label("failed"), missed.label("missed"))
 
 
 def _measure_audit_export_failures(tx: Transaction, now: datetime) -> dict[str, float]:
@@ -167,13 +175,18 @@ def _select_depth(lane: claim.QueueLane, now: datetime) -> Select[str, int]:
 
 def list_overdue(tx: Transaction, now: datetime, grace: float) -> list[OverdueSchedule]:
     """Return schedules that should have fired more than `grace` seconds ago, longest overdue first."""
-    firing_stopped = select(queues.c.name).where(queues.c.name == ALL_QUEUES, queues.c.paused).exists()
-    overdue = _s.next_fire_at < now - timedelta(seconds=grace)
-    query = select(_s.id, _s.tenant_id, _s.name, _s.next_fire_at, _s.recurrence).where(_FIRES, overdue, ~firing_stopped)
     return [
         OverdueSchedule(row.id, schedule_label(row.tenant_id, row.name), row.next_fire_at, row.recurrence)
-        for row in tx.execute(query.order_by(_s.next_fire_at).limit(MAX_OVERDUE))
+        for row in tx.execute(_select_overdue(), {"due_before": now - timedelta(seconds=grace)})
     ]
+
+
+@cache
+def _select_overdue() -> Select[Any]:
+    firing_stopped = select(queues.c.name).where(queues.c.name == ALL_QUEUES, queues.c.paused).exists()
+    overdue = _s.next_fire_at < bindparam("due_before")
+    query = select(_s.id, _s.tenant_id, _s.name, _s.next_fire_at, _s.recurrence).where(_FIRES, overdue, ~firing_stopped)
+    return query.order_by(_s.next_fire_at).limit(MAX_OVERDUE)
 
 
 def list_last_successes(tx: Transaction) -> dict[str, datetime]:

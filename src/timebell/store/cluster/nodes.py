@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
@@ -20,6 +20,17 @@ from timebell.store.transaction import Transaction
 
 LEADER = "leader"
 LEADERSHIP_HISTORY_SIZE = 100  # leaderships stored
+
+# Statements of each heartbeat, or of each task of the leader, are built once: building takes as long as executing.
+_UPDATE_NODE = update(nodes).where(nodes.c.id == bindparam("node_id"))
+_IS_DRAINING = select(nodes.c.draining).where(nodes.c.id == bindparam("node_id"))
+_ALL_NODES = select(nodes).order_by(nodes.c.id)
+_LEASE = select(leases).where(leases.c.name == LEADER)
+_HELD_LEASE = (
+    (leases.c.name == LEADER) & (leases.c.holder == bindparam("node_id")) & (leases.c.fence == bindparam("held_fence"))
+)
+_RENEW_LEASE = update(leases).where(_HELD_LEASE).values(heartbeat=leases.c.heartbeat + 1)
+_LOCK_HELD_LEASE = select(leases.c.fence).where(_HELD_LEASE).with_for_update()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +101,9 @@ def announce(tx: Transaction, node: Node) -> bool:
         "running": node.running, "clock_ahead": node.clock_ahead,
         "deployment": node.deployment, "secret_keys": " ".join(node.secret_keys),
     }  # fmt: skip
-    if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
+    if tx.execute(_UPDATE_NODE, {"node_id": node.id, **values}).rowcount == 0:
         tx.execute(insert(nodes).values(id=node.id, **values))
-    return bool(tx.execute(select(nodes.c.draining).where(nodes.c.id == node.id)).scalar())
+    return bool(tx.execute(_IS_DRAINING, {"node_id": node.id}).scalar())
 
 
 def request_drain(tx: Transaction, id_: str) -> bool:
@@ -102,7 +113,7 @@ def request_drain(tx: Transaction, id_: str) -> bool:
 
 def list_nodes(tx: Transaction) -> list[Node]:
     """Return all nodes that have a row, oldest first."""
-    rows = tx.execute(select(nodes).order_by(nodes.c.id))
+    rows = tx.execute(_ALL_NODES)
     return [
         Node(
             row.id,
@@ -145,7 +156,7 @@ def terminate_stalled_sessions(tx: Transaction) -> list[int]:
 
 def get_lease(tx: Transaction) -> Lease:
     """Return the current lease of the leader."""
-    row = tx.execute(select(leases).where(leases.c.name == LEADER)).first()
+    row = tx.execute(_LEASE).first()
     if row is None:
         return Lease(None, 0, 0, None)
     return Lease(row.holder, row.fence, row.heartbeat, row.acquired_at)
@@ -199,8 +210,7 @@ def list_leaderships(tx: Transaction, limit: int) -> list[Leadership]:
 
 def renew_lease(tx: Transaction, node_id: str, fence: int) -> bool:
     """Renew the lease; return False if another node took over."""
-    held = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
-    return tx.execute(update(leases).where(held).values(heartbeat=leases.c.heartbeat + 1)).rowcount == 1
+    return tx.execute(_RENEW_LEASE, {"node_id": node_id, "held_fence": fence}).rowcount == 1
 
 
 def verify_leadership(tx: Transaction, node_id: str, fence: int) -> bool:
@@ -208,8 +218,7 @@ def verify_leadership(tx: Transaction, node_id: str, fence: int) -> bool:
 
     To be called in the transaction of every leader task: no other node can become leader before it commits.
     """
-    held = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
-    return tx.execute(select(leases.c.fence).where(held).with_for_update()).first() is not None
+    return tx.execute(_LOCK_HELD_LEASE, {"node_id": node_id, "held_fence": fence}).first() is not None
 
 
 def get_alerts(tx: Transaction) -> dict[str, str]:

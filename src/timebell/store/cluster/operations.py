@@ -70,10 +70,14 @@ def cancel(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> Operatio
     return find_operation(tx, tenant_id, id_)
 
 
+_RUNNING_IDS = (
+    select(operations.c.id).where(operations.c.state == OperationState.RUNNING.value).order_by(operations.c.id)
+)
+
+
 def list_running(tx: Transaction) -> list[str]:
     """Return the ids of running operations, oldest first."""
-    query = select(operations.c.id).where(operations.c.state == OperationState.RUNNING.value)
-    return list(tx.execute(query.order_by(operations.c.id)).scalars())
+    return list(tx.execute(_RUNNING_IDS).scalars())
 
 
 def advance(tx: Transaction, id_: str, now: datetime, features: Sequence[Feature]) -> datetime | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import Select, bindparam, func, or_, select, text
 
 from timebell.feature import Feature
 from timebell.model.job import JobState
@@ -57,10 +58,15 @@ def list_problems(tx: Transaction, now: datetime, features: Sequence[Feature]) -
 
 def _list_failures(tx: Transaction, now: datetime) -> list[ObjectProblem]:
     """Return failed jobs, grouped by schedule, or else by topic, most jobs first."""
+    return [_failure(row) for row in tx.execute(_select_failures(), {"since": now - FAILURE_PERIOD})]
+
+
+@cache  # building the statement takes longer than executing it
+def _select_failures() -> Select[Any]:
     f = finished.c
     newest = (
         select(f.tenant_id, f.schedule_id, f.topic, f.scheduled_at, f.finished_at, f.id)
-        .where(IS_DEAD_LETTER, f.finished_at >= now - FAILURE_PERIOD)
+        .where(IS_DEAD_LETTER, f.finished_at >= bindparam("since"))
         .order_by(f.finished_at.desc()).limit(MAX_ROWS).subquery()
     )  # fmt: skip
     n, group = newest.c, (newest.c.tenant_id, newest.c.schedule_id, newest.c.topic)
@@ -83,13 +89,12 @@ def _list_failures(tx: Transaction, now: datetime) -> list[ObjectProblem]:
         .exists()
     )  # fmt: skip
     last = finished.alias().c
-    query = (
+    return (
         select(groups, schedules.c.name, last.error)
         .join(last.id.table, last.id == groups.c.last_id)
         .outerjoin(schedules, schedules.c.id == groups.c.schedule_id)
         .where(or_(groups.c.schedule_id.is_(None), ~has_recovered))
     )
-    return [_failure(row) for row in tx.execute(query)]
 
 
 def _failure(row: Any) -> ObjectProblem:
@@ -100,16 +105,20 @@ def _failure(row: Any) -> ObjectProblem:
     return ObjectProblem("JOB_FAILED", label, sentence, page_path(row.tenant_id, path), row.failed_count)
 
 
-def _list_missed(tx: Transaction, now: datetime) -> list[ObjectProblem]:
+@cache
+def _select_missed() -> Select[Any]:
     f, count = finished.c, func.sum(finished.c.skipped_count).label("missed_count")
     groups = (
         select(f.tenant_id, f.schedule_id, f.topic, count, func.max(f.scheduled_at).label("last_due"))
-        .where(IS_MISSED, f.finished_at >= now - MISSED_PERIOD)
+        .where(IS_MISSED, f.finished_at >= bindparam("since"))
         .group_by(f.tenant_id, f.schedule_id, f.topic).order_by(count.desc()).limit(MAX_PROBLEMS).subquery()
     )  # fmt: skip
-    query = select(groups, schedules.c.name).outerjoin(schedules, schedules.c.id == groups.c.schedule_id)
+    return select(groups, schedules.c.name).outerjoin(schedules, schedules.c.id == groups.c.schedule_id)
+
+
+def _list_missed(tx: Transaction, now: datetime) -> list[ObjectProblem]:
     problems = []
-    for row in tx.execute(query):
+    for row in tx.execute(_select_missed(), {"since": now - MISSED_PERIOD}):
         label = schedule_label(row.tenant_id, row.name or row.topic)
         runs = "1 run" if row.missed_count == 1 else f"{row.missed_count:,} runs"
         sentence = f"{label} missed {runs} within an hour, the last one due {row.last_due:%Y-%m-%d %H:%M:%S} UTC."
@@ -119,36 +128,40 @@ def _list_missed(tx: Transaction, now: datetime) -> list[ObjectProblem]:
     return problems
 
 
+_s, _t, _e = schedules.c, targets.c, audit_exports.c
+_ERRORED_SCHEDULES = (
+    select(_s.id, _s.tenant_id, _s.name, _s.error)
+    .where(text("(NOT enabled OR error IS NOT NULL)"), _s.enabled, _s.error.is_not(None))
+    .limit(MAX_PROBLEMS)
+)
+_DISABLED_TARGETS = (
+    select(_t.tenant_id, _t.name, _t.disabled_reason).where(_t.disabled_at.is_not(None)).limit(MAX_PROBLEMS)
+)
+_FAILING_EXPORTS = select(_e.destination, _e.failing_since, _e.error).where(_e.failing_since <= bindparam("since"))
+
+
 def _list_errored(tx: Transaction) -> list[ObjectProblem]:
-    s = schedules.c
-    query = select(s.id, s.tenant_id, s.name, s.error).where(
-        text("(NOT enabled OR error IS NOT NULL)"), s.enabled, s.error.is_not(None)
-    )  # fmt: skip
     return [
         ObjectProblem(
             "SCHEDULE_ERRORED", label := schedule_label(row.tenant_id, row.name),
             f"{label} cannot fire: {row.error[:500]}", page_path(row.tenant_id, f"/ui/schedules/{row.id}"),
         )
-        for row in tx.execute(query.limit(MAX_PROBLEMS))
+        for row in tx.execute(_ERRORED_SCHEDULES)
     ]  # fmt: skip
 
 
 def _list_disabled_targets(tx: Transaction) -> list[ObjectProblem]:
-    t = targets.c
-    query = select(t.tenant_id, t.name, t.disabled_reason).where(t.disabled_at.is_not(None))
     return [
         ObjectProblem(
             "TARGET_DISABLED", label := schedule_label(row.tenant_id, row.name),
             f"The target {label} is disabled, and its jobs fail: {row.disabled_reason or 'its receiver is gone.'}",
             page_path(row.tenant_id, "/ui/targets"),
         )
-        for row in tx.execute(query.limit(MAX_PROBLEMS))
+        for row in tx.execute(_DISABLED_TARGETS)
     ]  # fmt: skip
 
 
 def _list_failing_audit_exports(tx: Transaction, now: datetime) -> list[ObjectProblem]:
-    e = audit_exports.c
-    query = select(e.destination, e.failing_since, e.error).where(e.failing_since <= now - AUDIT_EXPORT_GRACE)
     return [
         ObjectProblem(
             "AUDIT_EXPORT_FAILED", row.destination,
@@ -156,5 +169,5 @@ def _list_failing_audit_exports(tx: Transaction, now: datetime) -> list[ObjectPr
             f" {row.failing_since:%Y-%m-%d %H:%M:%S} UTC: {(row.error or '')[:500]}. The records wait in the database.",
             "/ui/audit-log",
         )
-        for row in tx.execute(query)
+        for row in tx.execute(_FAILING_EXPORTS, {"since": now - AUDIT_EXPORT_GRACE})
     ]  # fmt: skip

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select, text, update
+from sqlalchemy import Row, Select, Update, func, or_, select, text, update
 
 from timebell.model.decide import next_cursor
 from timebell.model.job import Hold, JobState, Kind
@@ -44,14 +45,24 @@ def repair_holds(tx: Transaction) -> RepairReport:
     advanced = release_next(tx, stuck) + groups.release_stuck(tx)
     if released:
         tx.notify(JOBS)
-    sample = select(jobs.c.hold).where(jobs.c.hold.is_not(None)).limit(COUNT_LIMIT).subquery()
-    counted = tx.execute(select(sample.c.hold, func.count().label("held")).group_by(sample.c.hold))
-    held = {row.hold: row.held for row in counted}
+    held = {row.hold: row.held for row in tx.execute(_count_by_hold())}
     return RepairReport(Counter(turn=advanced, hold=released), Counter(held))
 
 
+@cache  # building the statement takes longer than executing it
+def _count_by_hold() -> Select[Any]:
+    sample = select(jobs.c.hold).where(jobs.c.hold.is_not(None)).limit(COUNT_LIMIT).subquery()
+    return select(sample.c.hold, func.count().label("held")).group_by(sample.c.hold)
+
+
 def _release_invalid_holds(tx: Transaction) -> int:
-    """Release jobs whose hold nothing else will release; return how many.
+    """Release jobs whose hold nothing else will release; return how many."""
+    return tx.execute(_update_invalid_holds()).rowcount
+
+
+@cache
+def _update_invalid_holds() -> Update:
+    """Release the holds that nothing else will release.
 
     These are `overlap` without a schedule, `group` without a group limit, `tenant` without a tenant limit, `stopping`
     of a job that is not running, and unknown values.
@@ -66,17 +77,21 @@ def _release_invalid_holds(tx: Transaction) -> int:
         (hold == Hold.TENANT.value) & starts.is_(None),
     )
     is_pending = jobs.c.state == JobState.PENDING.value
-    return tx.execute(update(jobs).where(hold.is_not(None), is_pending, is_invalid).values(hold=None)).rowcount
+    return update(jobs).where(hold.is_not(None), is_pending, is_invalid).values(hold=None)
 
 
 def _find_stuck_schedules(tx: Transaction) -> list[str]:
     """Return schedules whose live jobs all wait (hold `overlap`): no job will end and release the next one."""
+    return sorted(tx.execute(_select_stuck_schedules()).scalars())
+
+
+@cache
+def _select_stuck_schedules() -> Select[Any]:
     other = jobs.alias()
     is_released = other.c.hold.is_(None) | other.c.hold.not_in((Hold.OVERLAP.value, Hold.BACKLOG.value))
     has_released = select(other.c.id).where(other.c.schedule_id == jobs.c.schedule_id, is_released).exists()
     waits = (jobs.c.hold == Hold.OVERLAP.value) & jobs.c.schedule_id.is_not(None)
-    query = select(jobs.c.schedule_id).where(waits, ~has_released).distinct().limit(STUCK_SCHEDULES_LIMIT)
-    return sorted(tx.execute(query).scalars())
+    return select(jobs.c.schedule_id).where(waits, ~has_released).distinct().limit(STUCK_SCHEDULES_LIMIT)
 
 
 def repair_missing_next(tx: Transaction, since: datetime, now: datetime, limit: int) -> RepairReport:

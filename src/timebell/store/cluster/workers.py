@@ -22,6 +22,8 @@ from timebell.store.jobs import claim
 from timebell.store.schema import jobs, workers
 from timebell.store.transaction import Transaction
 
+_ALL_WORKERS = select(workers).order_by(workers.c.started_at, workers.c.id)
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteWorker:
@@ -119,8 +121,7 @@ def touch(tx: Transaction, ids: Sequence[str], now: datetime) -> set[str]:
 
 def list_workers(tx: Transaction, tenant_id: str | None = None) -> list[RemoteWorker]:
     """Return the workers that have a row, of one tenant or all, oldest first."""
-    query = select(workers).order_by(workers.c.started_at, workers.c.id)
-    rows = tx.execute(query if tenant_id is None else query.where(workers.c.tenant_id == tenant_id))
+    rows = tx.execute(_ALL_WORKERS if tenant_id is None else _ALL_WORKERS.where(workers.c.tenant_id == tenant_id))
     return [_worker_from_row(row) for row in rows]
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, func, not_, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, not_, or_, select, text, update
 
 from timebell.model.job import Completion, Hold, JobState
 from timebell.model.routes import ALL_ROUTES, COMPLETE_UNHANDLED_JSON, Routes
@@ -72,14 +73,27 @@ def _list_unhandled(
     tx: Transaction, lane: Lane, handled: Routes, workers: Sequence[RemoteWorker], now: datetime
 ) -> Sequence[Any]:
     """Return the jobs at the head of a lane that no node handles."""
-    queue, priority = lane
-    columns = (
-        jobs.c.id, jobs.c.route, jobs.c.target, jobs.c.attempt, jobs.c.schedule_id, jobs.c.serial, jobs.c.tenant_id,
-        jobs.c.queue,
-    )  # fmt: skip
-    due = (jobs.c.queue == queue) & (jobs.c.priority == priority) & (jobs.c.run_at <= now)
-    head = select(*columns).where(text(CLAIMABLE), due).order_by(jobs.c.run_at).limit(LANE_HEAD_SIZE).subquery()
-    return tx.execute(select(head).where(not_(_is_handled(head.c, handled, workers)))).all()
+    query = _select_unhandled(handled, _claims_of(workers))
+    return tx.execute(query, {"lane_queue": lane[0], "lane_priority": lane[1], "due_until": now}).all()
+
+
+Claims = tuple[tuple[Routes, tuple[str, ...] | None], ...]
+"""The routes and queues of each remote worker; all queues if None."""
+
+
+def _claims_of(workers: Sequence[RemoteWorker]) -> Claims:
+    return tuple((worker.routes, worker.queues) for worker in workers)
+
+
+@lru_cache(maxsize=16)  # building the statement takes longer than executing it, and routes rarely change
+def _select_unhandled(handled: Routes, claims: Claims) -> Select[Any]:
+    j = jobs.c
+    lane = (j.queue == bindparam("lane_queue")) & (j.priority == bindparam("lane_priority"))
+    due = select(j.id, j.route, j.target, j.attempt, j.schedule_id, j.serial, j.tenant_id, j.queue).where(
+        text(CLAIMABLE), lane & (j.run_at <= bindparam("due_until"))
+    )
+    head = due.order_by(j.run_at).limit(LANE_HEAD_SIZE).subquery()
+    return select(head).where(not_(_is_handled(head.c, handled, claims)))
 
 
 def _completes_unhandled(job: Any) -> bool:
@@ -99,16 +113,16 @@ def _hold_claimable(tx: Transaction, ids: Sequence[str]) -> list[Row]:
     return locked
 
 
-def _is_handled(job: Any, handled: Routes, workers: Sequence[RemoteWorker]) -> ColumnElement[bool]:
+def _is_handled(job: Any, handled: Routes, claims: Claims) -> ColumnElement[bool]:
     """Return the condition that a node or a remote worker handles a job, given its columns."""
-    return or_(_has_route(job.route, handled), *(_is_claimed_by(job, worker) for worker in workers))
+    return or_(_has_route(job.route, handled), *(_is_claimed_by(job, *claim) for claim in claims))
 
 
-def _is_claimed_by(job: Any, worker: RemoteWorker) -> ColumnElement[bool]:
-    is_handled = _has_route(job.route, worker.routes)
-    if worker.tenant_id is not None:
-        is_handled &= job.tenant_id == worker.tenant_id
-    return is_handled if worker.queues is None else is_handled & job.queue.in_(worker.queues)
+def _is_claimed_by(job: Any, routes: Routes, queues: tuple[str, ...] | None) -> ColumnElement[bool]:
+    is_handled = _has_route(job.route, routes)
+    if routes.tenant_id is not None:
+        is_handled &= job.tenant_id == routes.tenant_id
+    return is_handled if queues is None else is_handled & job.queue.in_(queues)
 
 
 def _has_route(route: ColumnElement[str], routes: Routes) -> ColumnElement[bool]:
@@ -117,14 +131,20 @@ def _has_route(route: ColumnElement[str], routes: Routes) -> ColumnElement[bool]
     return or_(route.in_(sorted(routes.exact)), *topics, *prefixes)
 
 
+_IS_UNHANDLED = (jobs.c.hold == Hold.UNHANDLED.value) & (jobs.c.state == JobState.PENDING.value)
+
+
+@lru_cache(maxsize=16)
+def _select_releasable(handled: Routes, claims: Claims) -> Select[str]:
+    return select(jobs.c.id).where(_IS_UNHANDLED, _is_handled(jobs.c, handled, claims)).limit(RELEASE_BATCH_SIZE)
+
+
 def release_handled(tx: Transaction, handled: Routes, workers: Sequence[RemoteWorker] = ()) -> int:
     """Release unhandled jobs that these routes or remote workers handle; return how many."""
-    is_held = (jobs.c.hold == Hold.UNHANDLED.value) & (jobs.c.state == JobState.PENDING.value)
-    query = select(jobs.c.id).where(is_held, _is_handled(jobs.c, handled, workers)).limit(RELEASE_BATCH_SIZE)
-    ids = tx.execute(query).scalars().all()
+    ids = tx.execute(_select_releasable(handled, _claims_of(workers))).scalars().all()
     if not ids:
         return 0
-    released: int = tx.execute(update(jobs).where(jobs.c.id.in_(ids), is_held).values(hold=None)).rowcount
+    released: int = tx.execute(update(jobs).where(jobs.c.id.in_(ids), _IS_UNHANDLED).values(hold=None)).rowcount
     if released:
         tx.notify(JOBS)
     return released

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import Select, and_, bindparam, or_, select, update
 
 from timebell.model.schedule import Schedule
 from timebell.store.schedules.actions import delete_schedule, pause_schedule, resume_schedule
@@ -58,13 +59,21 @@ def find_newest_deployment(tx: Transaction, program: str, node_id: str | None = 
     schedules of another process of its program. With `node_id`, only that node counts: on SQLite, all others are the
     remains of crashed engines.
     """
-    is_live = select(nodes.c.deployment) if node_id is None else select(nodes.c.deployment).where(nodes.c.id == node_id)
-    newest = (
+    query = _select_newest(of_all_nodes=node_id is None)
+    return tx.execute(query, {"program": program, "node_id": node_id}).scalar()
+
+
+@cache  # each heartbeat executes it, and building the statement takes longer than that
+def _select_newest(*, of_all_nodes: bool) -> Select[str]:
+    is_live = select(nodes.c.deployment)
+    if not of_all_nodes:
+        is_live = is_live.where(nodes.c.id == bindparam("node_id"))
+    return (
         select(deployments.c.id)
-        .where(deployments.c.program == program, deployments.c.id.in_(is_live))
+        .where(deployments.c.program == bindparam("program"), deployments.c.id.in_(is_live))
         .order_by((deployments.c.definitions > 0).desc(), deployments.c.first_seen_at.desc(), deployments.c.id.desc())
+        .limit(1)
     )
-    return tx.execute(newest.limit(1)).scalar()
 
 
 def apply_definitions(
@@ -114,14 +123,24 @@ def apply_definitions(
 def are_definitions_applied(tx: Transaction, deployment: Deployment) -> bool:
     """Return whether no other deployment has written over the definitions since this one applied them.
 
-    A newer deployment may have started and stopped between two heartbeats of this node. The condition on the program
-    comes first, outside the OR, so that the index on `deployment` is used.
+    A newer deployment may have started and stopped between two heartbeats of this node.
     """
-    ids = select(deployments.c.id).where(deployments.c.program == deployment.program)
+    own = {"program": deployment.program, "deployment": deployment.id}
+    return tx.execute(_select_overwritten(), own).scalar() is None
+
+
+@cache
+def _select_overwritten() -> Select[str]:
+    """Select a definition that another deployment has written over.
+
+    The condition on the program comes first, outside the OR, so that the index on `deployment` is used.
+    """
+    ids = select(deployments.c.id).where(deployments.c.program == bindparam("program"))
     of_program = schedules.c.deployment.in_(ids)
-    is_own, is_retired = schedules.c.deployment == deployment.id, schedules.c.pause_reason == REMOVED_FROM_CODE
+    is_own = schedules.c.deployment == bindparam("deployment")
+    is_retired = schedules.c.pause_reason == REMOVED_FROM_CODE
     overwritten = and_(of_program, or_(and_(~is_own, schedules.c.enabled), and_(is_own, is_retired)))
-    return tx.execute(select(schedules.c.id).where(overwritten).limit(1)).scalar() is None
+    return select(schedules.c.id).where(overwritten).limit(1)
 
 
 def list_definitions(tx: Transaction) -> dict[str, list[str]]:

@@ -17,10 +17,12 @@ from timebell.store.schema import jobs, months, tenants
 from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
 
+_METERED_TENANTS = select(tenants.c.id, tenants.c.limits).where(tenants.c.limits.like("%jobs_per_month%"))
+
 
 def list_metered_tenants(tx: Transaction) -> frozenset[str]:
     """Return the ids of tenants with a monthly limit."""
-    rows = tx.execute(select(tenants.c.id, tenants.c.limits).where(tenants.c.limits.like("%jobs_per_month%")))
+    rows = tx.execute(_METERED_TENANTS)
     return frozenset(row.id for row in rows if limits_from_json(row.limits).jobs_per_month is not None)
 
 

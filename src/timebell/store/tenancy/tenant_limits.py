@@ -28,6 +28,7 @@ UNLIMITED = 10**9
 RELEASE_BATCH_SIZE = 1000
 """The maximum number of held jobs released at once per tenant; more than the nodes start until the next release."""
 _HELD = text("hold = 'tenant'")  # literally as in the index
+_LIMITED_TENANTS = select(tenants.c.id).where(tenants.c.starts.is_not(None))
 
 
 class AdmittedClaim(NamedTuple):
@@ -44,7 +45,7 @@ class AdmittedClaim(NamedTuple):
 
 def list_limited_tenants(tx: Transaction) -> frozenset[str]:
     """Return the ids of tenants with a limit on concurrent jobs or starts."""
-    return frozenset(tx.execute(select(tenants.c.id).where(tenants.c.starts.is_not(None))).scalars())
+    return frozenset(tx.execute(_LIMITED_TENANTS).scalars())
 
 
 def claim_within_limits(

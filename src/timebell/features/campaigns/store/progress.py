@@ -109,12 +109,16 @@ def list_paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem
     ]
 
 
+_c = campaigns.c
+_NEWEST_CAMPAIGNS = (
+    select(_c.id, _c.tenant_id, _c.name, _c.state, _c.reason, _c.ended_at).order_by(_c.id.desc()).limit(MAX_CAMPAIGNS)
+)
+
+
 def list_problems(tx: Transaction, now: datetime) -> list[ObjectProblem]:
     """Return those of the newest campaigns of all tenants that paused with a reason, or failed in the last day."""
-    c = campaigns.c
-    newest = select(c.id, c.tenant_id, c.name, c.state, c.reason, c.ended_at).order_by(c.id.desc())
     problems = []
-    for row in tx.execute(newest.limit(MAX_CAMPAIGNS)):
+    for row in tx.execute(_NEWEST_CAMPAIGNS):
         label = schedule_label(row.tenant_id, row.name or row.id)
         path = page_path(row.tenant_id, f"/ui/campaigns/{row.id}")
         if row.state == "paused" and row.reason:

@@ -32,10 +32,14 @@ def list_webhooks(tx: Transaction, source_id: str) -> list[SourceWebhook]:
     return list(map(_from_row, tx.execute(select(source_webhooks).where(source_webhooks.c.source_id == source_id))))
 
 
+_ORPHANED_WEBHOOKS = select(source_webhooks).where(
+    ~select(sources.c.id).where(sources.c.id == source_webhooks.c.source_id).exists()
+)
+
+
 def list_webhooks_of_deleted_sources(tx: Transaction) -> list[SourceWebhook]:
     """Return webhooks whose source was deleted."""
-    exists = select(sources.c.id).where(sources.c.id == source_webhooks.c.source_id).exists()
-    return list(map(_from_row, tx.execute(select(source_webhooks).where(~exists))))
+    return list(map(_from_row, tx.execute(_ORPHANED_WEBHOOKS)))
 
 
 def add_webhook(tx: Transaction, source: Source, event: str, webhook_id: str, now: datetime) -> None:

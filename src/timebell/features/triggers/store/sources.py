@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, func, insert, select, tuple_, update
+from sqlalchemy import Row, bindparam, delete, func, insert, select, tuple_, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound
 from timebell.features.triggers.model.trigger import (
@@ -161,12 +161,13 @@ def set_orphaned(tx: Transaction, source_id: str, reason: str | None, now: datet
         tx.notify(JOBS)
 
 
+_SOURCES_OF_KINDS = select(sources).where(sources.c.kind.in_(bindparam("kinds", expanding=True))).order_by(sources.c.id)
+
+
 def list_sources_of_kinds(tx: Transaction, kinds: Collection[str], tenant_id: str | None = None) -> list[Source]:
     """Return all sources of these kinds, of one tenant or of all."""
-    query = select(sources).where(sources.c.kind.in_(sorted(kinds))).order_by(sources.c.id)
-    if tenant_id is not None:
-        query = query.where(sources.c.tenant_id == tenant_id)
-    return [source_from_row(row) for row in tx.execute(query)]
+    query = _SOURCES_OF_KINDS if tenant_id is None else _SOURCES_OF_KINDS.where(sources.c.tenant_id == tenant_id)
+    return [source_from_row(row) for row in tx.execute(query, {"kinds": sorted(kinds)})]
 
 
 def record_failure(tx: Transaction, source_id: str, error: str, code: str) -> None:

@@ -37,16 +37,21 @@ def list_failing_sources(tx: Transaction, tenant_id: str) -> list[AttentionItem]
     ]
 
 
+_UNREADABLE_SOURCES = (
+    select(sources.c.tenant_id, sources.c.name, sources.c.error, sources.c.orphaned_reason)
+    .where(text("(orphaned_at IS NOT NULL OR error IS NOT NULL)"))  # literally as in the index
+    .order_by(sources.c.name)
+    .limit(MAX_PROBLEMS)
+)
+
+
 def list_problems(tx: Transaction) -> list[ObjectProblem]:
     """Return the sources of all tenants that cannot be read, for alerts."""
-    s = sources.c
-    unreadable = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")  # literally as in the index
-    query = select(s.tenant_id, s.name, s.error, s.orphaned_reason).where(unreadable).order_by(s.name)
     return [
         ObjectProblem(
             "SOURCE_FAILING", label := schedule_label(row.tenant_id, row.name),
             f"The source {label} cannot be read, and its triggers do not fire: {row.orphaned_reason or row.error}",
             page_path(row.tenant_id, "/ui/triggers"),
         )
-        for row in tx.execute(query.limit(MAX_PROBLEMS))
+        for row in tx.execute(_UNREADABLE_SOURCES)
     ]  # fmt: skip
