@@ -104,8 +104,6 @@ PROCESS = """
 import asyncio, sys
 from tests.engine import test_deployments as t
 
-t.OPTIONS["lease"] = 2.0  # the row of a killed node is removed after four leases
-
 async def main() -> None:
     async with t.running(sys.argv[1], getattr(t, sys.argv[2])):
         print("started", flush=True)

@@ -2,7 +2,6 @@
 
 FAULT="operation.point:action[:nth]" strikes at a point of a store operation: before its n-th statement, before
 (`commit`) or after (`done`) its commit; the action is `kill` (SIGKILL to itself) or `stop` (SIGSTOP).
-LEASE="seconds" sets another lease.
 WALL="seconds" shifts the wall clock of this process. TRACE=1 records every fault point passed. STUCK="file" blocks the
 planner while the file exists.
 """
@@ -137,7 +136,7 @@ async def main(url: str, effects: str) -> None:
     app = build(url, effects)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with app.running(**FAST | {"lease": float(os.environ.get("LEASE", FAST["lease"]))}) as service:
+    async with app.running(**FAST) as service:
         print("READY", flush=True)
         await stop.wait()
         print(json.dumps({"fenced": service.node.counters.fenced}), flush=True)

@@ -32,8 +32,6 @@ POINTS = {
     "schedule_group_retries": (3, 3, 5),
 }
 
-LEASE_SECONDS = "2"  # of nodes after which the next one waits for a lease, at many points
-
 
 def _at(url: str) -> int:
     """Return the index of a store in POINTS."""
@@ -111,10 +109,10 @@ def test_a_node_killed_at_any_point_loses_and_duplicates_nothing(
     count = ALWAYS
     for nth, point in enumerate(points):
         count += ask(store_url, lambda app: _more(app, operation, nth))
-        struck = node(store_url, ready=False, FAULT=f"{point}:kill", LEASE=LEASE_SECONDS)
+        struck = node(store_url, ready=False, FAULT=f"{point}:kill")
         assert struck.died() == -signal.SIGKILL, f"the fault at {point} did not bite"
         assert len(lines(effects, "fault")) == nth + 1
-    last = node(store_url, LEASE=LEASE_SECONDS)
+    last = node(store_url)
 
     def settled() -> bool:
         shots = [job for job in jobs(store_url) if job.schedule_id is None]

@@ -57,12 +57,12 @@ def test_rows_of_handlers_match_completed_jobs_wherever_a_node_is_killed(
     for nth, point in enumerate(points):
         if kind == "one":
             ask(store_url, lambda app: app.schedule_many([JobSpec(topic=topic) for _ in range(3)]))
-        struck = node(store_url, ready=False, FAULT=f"complete_one.{point}:kill", LEASE="2")
+        struck = node(store_url, ready=False, FAULT=f"complete_one.{point}:kill")
         assert struck.died() == -signal.SIGKILL, f"the fault at {point} did not bite"
         assert len(lines(effects, "fault")) == nth + 1
         # A commit that was sent at that moment may become visible shortly after the death of the node.
         wait_until(lambda: _rows(store_url) == _completed(store_url), f"the rows of completed jobs, killed at {point}")
-    last = node(store_url, LEASE="2")
+    last = node(store_url)
     if kind == "one":
         wait_until(lambda: len(_completed(store_url)) == 3 * len(points), "every job is completed")
     else:
