@@ -69,7 +69,6 @@ mutate: $(VENV)/.dev ## seed small bugs and report those that no test detects (M
 
 fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis, then forged credentials (EXAMPLES=50: more)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz --max-examples $(EXAMPLES)
-	$(BIN)/python -m pytest -q -s -m soak tests/api/test_schemathesis.py -k "credentials or valid_key"
 
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens
