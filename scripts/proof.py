@@ -124,15 +124,15 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _describe_runs(results: Iterable[Result]) -> str:
-    """Return when, at which commits and on which machine the results were measured."""
+    """Return when, at which commit if they share it, and on which machine the results were measured."""
     results = list(results)
     days = sorted({one["at"] for one in results})
     if not days:
         return "not measured"
-    commits = sorted({one["commit"] for one in results if one["commit"]})
+    commits = {one["commit"] for one in results}
     cores = sorted({str(one["cores"]) for one in results})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    at = f", commit {_codes(commits)}" if len(commits) == 1 else ""
+    at = f", commit {_codes(commits)}" if len(commits) == 1 and all(commits) else ""
     return f"{when}{at}, {' or '.join(cores)} cores"
 
 

@@ -45,5 +45,9 @@ def test_results_are_stored_with_their_run_and_shown(tmp_path: Path, monkeypatch
     assert f"Random histories: {run['at']}, commit `0123abcd`, {run['cores']} cores." in page.read_text()
 
     proof.record("model", "keys are random", {"rule": "", "histories": 600}, stored, page)
+    monkeypatch.setattr(proof, "_commit", lambda: "")
     proof.record("torture", "keys are random", {"found": [], "seconds": 9}, stored, page)
     assert "| keys are random | not detected | 600 | not detected, 9 s |" in page.read_text()
+
+    proof.record("model", "a retry does not wait", {"rule": "early", "histories": 4}, stored, page)
+    assert "commit `" not in page.read_text()  # that of one result is not known
