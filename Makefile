@@ -10,7 +10,9 @@ BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1
 EXAMPLES ?= 10
 # What `make test-quick` runs. The files that it leaves out take half of the CPU time, or need their tests with a server.
 QUICK := tests/unit tests/testing tests/conformance tests/docs/test_pages.py --ignore-glob='*_oracle.py' $(addprefix --ignore=tests/, \
-	unit/test_mutate.py unit/cli/test_doctor.py unit/recurrence/test_recurrence_properties.py conformance/test_query_plans.py)
+	unit/test_conftest.py unit/test_import_cost.py unit/test_mutate.py unit/cli/test_doctor.py unit/cli/test_serve.py \
+	unit/cli/test_simulate.py unit/recurrence/test_recurrence_properties.py unit/targets/test_address_ssrf.py \
+	testing/test_plugins.py conformance/test_query_plans.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Separate distributions of this repository, which the tests and the benchmarks use.
 PACKAGES := packages/timebell-celery packages/timebell-fcm-emulator packages/timebell-torture
@@ -52,7 +54,7 @@ test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, a
 	$(BIN)/python -m pytest $(BESIDE) --one-variant $(if $(SLOW_TENTH),--slow-tenth $(SLOW_TENTH))
 
 test-quick: $(VENV)/.dev ## the quick tests of pure code, the command line and the store: on SQLite, without servers
-	$(BIN)/python -m pytest $(BESIDE) --without-servers $(QUICK)
+	$(BIN)/python -m pytest $(BESIDE) --without-servers --one-variant $(QUICK)
 
 test-all: $(VENV)/.dev ## also the soaks, full sweeps, ten-million-row tables and all mutants
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
@@ -69,7 +71,6 @@ mutate: $(VENV)/.dev ## seed small bugs and report those that no test detects (M
 
 fuzz: $(VENV)/.dev ## 20,000 generated API requests: all checks of Schemathesis, then forged credentials (EXAMPLES=50: more)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.api.fuzz --max-examples $(EXAMPLES)
-	$(BIN)/python -m pytest -q -s -m soak tests/api/test_schemathesis.py -k "credentials or valid_key"
 
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens

@@ -6,6 +6,7 @@ All jobs are due from the start, and a schedule adds one each second. A node on 
 `clients/typescript`, which runs 50 jobs at a time, each for up to 200 ms. Node and worker are killed in turn (kill -9)
 after equal shares of the jobs, and started again. The worker writes a line when an attempt starts, and another when the
 server has confirmed its result; the kills are written between them, so that their order explains each repetition.
+The counts are stored in tests/proof.json and shown in docs/internals/proof.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from scripts import proof
 from tests.clients.server import TIMEOUT_SECONDS, Server, running, wait_until
 from tests.clients.typescript import CLIENT, build
 from tests.servers import Postgres
@@ -221,6 +223,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         postgres.close()
     print(json.dumps(asdict(result), indent=1))
+    proof.record("worker", "TypeScript", asdict(result))
     return 1 if result.lost or result.repeated_without_cause or result.audit_exit_code else 0
 
 

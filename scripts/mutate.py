@@ -34,7 +34,7 @@ from scripts.mutants import Mutant, find_mutants
 from scripts.mutation_results import Equivalent, ModuleResult, read_equivalent, read_results, write_result
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("engine", "store", "model", "tenancy", "api", "features", "targets")
+PARTS = ("engine", "store", "model", "tenancy", "api", "features", "targets", "http_client.py")
 TEST_FOLDERS = ("unit", "conformance", "engine", "sim", "api", "push", "campaigns")  # in-process tests, fastest first
 # Tests of modules that they neither import nor are named after: path below src -> paths below tests.
 MORE_TESTS = {
@@ -151,15 +151,18 @@ def preload(root: Path, tests: list[Path], wall: float) -> Outcome:
 
 
 def find_tests(root: Path, module: Path) -> list[list[Path]]:
-    """Return the unit tests of a module, and its other tests: named after it, importing it, or in MORE_TESTS."""
+    """Return the tests of a module in stages: unit tests named after it, those that import it, and all others.
+
+    Tests in MORE_TESTS are tests of the module, too.
+    """
     name = ".".join(module.relative_to(root / "src").with_suffix("").parts)
     listed = {root / "tests" / test for test in MORE_TESTS.get(module.relative_to(root / "src").as_posix(), [])}
-    stages: list[list[Path]] = [[], []]
+    stages: list[list[Path]] = [[], [], []]
     for folder in TEST_FOLDERS:
         for test in sorted((root / "tests" / folder).rglob("test_*.py")):
             named = test.stem == f"test_{module.stem}" or test.stem.startswith(f"test_{module.stem}_")
             if named or test in listed or name in _imported_names(test):
-                stages[folder != "unit"].append(test)
+                stages[2 if folder != "unit" else 0 if named else 1].append(test)
     return [tests for tests in stages if tests]
 
 
@@ -175,7 +178,7 @@ def _imported_names(test: Path) -> Iterator[str]:
 def run_module(root: Path, module: str, mutants: list[Mutant], end: float) -> Iterator[tuple[Mutant, str, float]]:
     """Run mutants until the time `end`; yield each with its status and the CPU time of the tests without a mutant.
 
-    Tests that are not unit tests take longer; they run if a mutant survives the unit tests.
+    A stage of its tests runs if the mutant survives the stages before.
     """
     path = root / "src" / module
     source, stages = path.read_text(), find_tests(root, path)
@@ -223,11 +226,10 @@ def select_modules(root: Path, given: list[str], *, check: bool) -> list[str]:
         return given
     if check:
         return [name for name, result in read_results(root).items() if result.cpu_seconds < MAX_CHECKED_CPU_SECONDS]
-    source = root / "src"
+    product = root / "src" / "timebell"
     return [
-        path.relative_to(source).as_posix()
-        for package in PACKAGES for path in sorted((source / "timebell" / package).rglob("*.py"))
-        if "migrations" not in path.parts
+        path.relative_to(root / "src").as_posix() for path in sorted(product.rglob("*.py"))
+        if path.relative_to(product).parts[0] in PARTS and "migrations" not in path.parts
     ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ class HttpResponse(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     is_complete: bool
-    keeps_connection: bool = False
+    keeps_connection: bool
 
     def header(self, name: bytes) -> str:
         """Return the value of the last header of this lower-case name; empty if there is none."""
@@ -358,7 +358,7 @@ def _encode_request(method: str, target: str, headers: Mapping[str, str], body: 
 class _ResponseReader:
     """Parses one response. Informational responses before it are skipped."""
 
-    def __init__(self, kept_bytes: int, *, has_body: bool = True) -> None:
+    def __init__(self, kept_bytes: int, *, has_body: bool) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()

@@ -1,13 +1,15 @@
-"""Run Schemathesis with all phases and checks against a server that requires keys: `make fuzz`.
+"""Send generated requests to a server that requires keys: `make fuzz`.
 
-`tests/api/test_schemathesis.py` sends requests with forged and limited credentials, and compares responses with the
-OpenAPI document. This also sends boundary values, missing headers, wrong methods and sequences of requests.
+First, Schemathesis uses all phases and checks: also boundary values, missing headers, wrong methods and sequences of
+requests. Then `tests/api/test_schemathesis.py` sends requests with forged and limited credentials. The totals of a part
+without a violation are stored in tests/proof.json and shown in docs/internals/proof.md.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,9 @@ from pathlib import Path
 
 import httpx2
 
-from .test_schemathesis import STREAMING, create_objects, serve
+from scripts import proof
+
+from .test_schemathesis import CHECKS, STREAMING, create_objects, serve
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -41,6 +45,35 @@ checks.use_after_free.enabled = false
 
 
 def main(arguments: list[str]) -> int:
+    """Run both parts, Schemathesis with additional arguments; return 1 for a violation."""
+    code = run_schemathesis(arguments)
+    return run_with_credentials() or code
+
+
+def run_with_credentials() -> int:
+    """Send each operation valid, limited and forged credentials; return the exit code of pytest."""
+    module, requests = str(Path(__file__).with_name("test_schemathesis.py")), 0
+    options = ["-q", "-s", "-m", "soak", "-k", "credentials or valid_key"]
+    # A process of its own, because pytest rewrites the modules that it imports.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, module], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    with process:
+        assert process.stdout
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if total := re.fullmatch(r" +total +(\d+)\n", line):
+                requests = int(total[1])
+    if process.returncode == 0:
+        _record("valid, limited and forged credentials", requests, requests * len(CHECKS))
+    return process.returncode
+
+
+def _record(part: str, requests: int, checks: int) -> None:
+    proof.record("api requests", part, {"requests": requests, "checks": checks})
+
+
+def run_schemathesis(arguments: list[str]) -> int:
     """Run Schemathesis with additional arguments; return its exit code, 1 for any failed check."""
     with tempfile.TemporaryDirectory() as folder:
         config, events = Path(folder) / "schemathesis.toml", Path(folder) / "events.ndjson"
@@ -55,12 +88,14 @@ def main(arguments: list[str]) -> int:
                  "--report", "ndjson", "--report-ndjson-path", events, *skipped, *arguments],
                 check=False, cwd=folder, env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             ).returncode  # fmt: skip
-        print_totals(events)
+        requests, checks = print_totals(events)
+    if code == 0:
+        _record("all phases and checks", requests, checks)
     return code
 
 
-def print_totals(events: Path) -> None:
-    """Print the number of cases by phase and by status, and of checks by result."""
+def print_totals(events: Path) -> tuple[int, int]:
+    """Print the number of cases by phase and by status, and of checks by result; return the totals."""
     phases, statuses, checks = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     with events.open() as lines:
         for line in lines:
@@ -80,6 +115,7 @@ def print_totals(events: Path) -> None:
     for (name, result), number in sorted(checks.items()):
         print(f"check   {name:<32} {result:>9} {number:>8,}")
     print(f"total   {phases.total():>51,} cases, {checks.total():,} checks")
+    return phases.total(), checks.total()
 
 
 if __name__ == "__main__":

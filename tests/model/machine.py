@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from tests.model import invariants
 from tests.model.clients import Clients, some, spans, thens
 from tests.model.inputs import START
 from timebell.sim.database import FAULT_POINTS
 
+STEPS = 30
 NAMES = ["node-1", "node-2", "node-3", "node-4"]
 FAULT_POINT_NAMES = [
     f"{name}.{point}" for name, count in FAULT_POINTS.items() for point in [*range(1, count + 1), "commit", "done"]
@@ -178,3 +180,16 @@ class Machine(Clients):
         if self.nodes > 1 and not world.nodes and not world.restarting_nodes:
             world.run(world.add_node("node-1"))
         world.run(world.advance(seconds=150))
+
+
+def run_histories(
+    count: int, machine: type[Machine] = Machine, *, random: bool = False,
+    phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink),
+) -> None:  # fmt: skip
+    """Run histories, the same ones each time unless `random`; the exception of a history that fails is raised."""
+    chosen = settings(
+        max_examples=count, stateful_step_count=STEPS, phases=phases, deadline=None,
+        database=None, derandomize=not random, suppress_health_check=list(HealthCheck),
+        print_blob=True, report_multiple_bugs=False,
+    )  # fmt: skip
+    run_state_machine_as_test(machine, settings=chosen)

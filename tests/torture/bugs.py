@@ -3,9 +3,9 @@
 Run `python -m tests.torture.bugs`. Each bug has a run of its own, as short as possible: it injects only the faults that
 reveal the bug, and ends at the first violation that does not depend on the end of the run. `overrides` make rare events
 frequent: long handlers, a high failure rate, large clock steps. Then runs without a bug follow, which must find none.
-The results are stored in a file, from which the next call continues, and written to the last column of the table in
-docs/internals/proof.md. On two cores the bugs take about ten minutes, and the runs without a bug seven more (omit them
-with `--no-sound`).
+The results are stored in a file, from which the next call continues, and in tests/proof.json, for the last column of
+the table in docs/internals/proof.md. On two cores the bugs take about ten minutes, and the runs without a bug seven
+more (omit them with `--no-sound`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scripts import proof
 from timebell_torture import capabilities
 from timebell_torture import run as runs
 from timebell_torture.history import NODE_FAULTS, STORE_FAULTS, History
@@ -32,7 +33,6 @@ from timebell_torture.rules import HistoryChecker
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".cache" / "torture-bugs.json"
-DOCUMENT = ROOT / "docs" / "internals" / "proof.md"
 POLL_INTERVAL_SECONDS = 2.0  # between readings of the ledgers of a run
 RUN_TIMEOUT_SECONDS = 240.0  # includes start and end
 NO_BUG = "nothing"
@@ -238,18 +238,6 @@ def format_result(bug: str, result: Mapping[str, Any]) -> str:
     return f"{word:11}{bug}: {', '.join(result['found']) or 'no violation'}, {result['seconds']} s"
 
 
-def fill_table(document: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the last column of the table of bugs."""
-    lines = document.read_text().splitlines()
-    for number, text in enumerate(lines):
-        cells = text.split(" | ")
-        name = cells[0].removeprefix("| ")
-        if len(cells) == 4 and name in results and results[name].get("found"):
-            result = results[name]
-            lines[number] = " | ".join([*cells[:3], f"`{'`, `'.join(result['found'])}`, {result['seconds']} s |"])
-    document.write_text("\n".join(lines) + "\n")
-
-
 def main(
     results: Path, only: str, seed: int, again: bool, sound: bool, keep: Path | None
 ) -> None:  # fmt: skip
@@ -281,7 +269,8 @@ def main(
             results_by_bug[bug] = run_bug(NO_BUG if bug.startswith(NO_BUG) else bug, target, classes, folder, seed)
         print(format_result(bug, results_by_bug[bug]), flush=True)
         results.write_text(json.dumps(results_by_bug, indent=1) + "\n")
-    fill_table(DOCUMENT, results_by_bug)
+        if bug in BUGS and "found" in results_by_bug[bug]:
+            proof.record("torture", bug, results_by_bug[bug])
     selected = [bug for bug, _, _ in runs_to_do if only in bug]
     passed = [bug for bug in selected if format_result(bug, results_by_bug[bug]).startswith(EXPECTED_RESULTS)]
     print(f"{len(passed)} of {len(selected)} as expected; results in {results}")

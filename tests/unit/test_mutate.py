@@ -71,9 +71,10 @@ def test_the_runner_reports_exactly_the_mutants_that_no_test_detects(toy: Path) 
     assert read_results(toy)["toy/limits.py"] == result
 
 
-def test_other_tests_run_if_a_mutant_survives_the_unit_tests(toy: Path) -> None:
-    other = toy / "tests/engine/test_other.py"
-    other.parent.mkdir()
+@pytest.mark.parametrize("folder", ["unit", "engine"])
+def test_other_tests_run_if_a_mutant_survives_those_named_after_the_module(toy: Path, folder: str) -> None:
+    other = toy / "tests" / folder / "test_other.py"
+    other.parent.mkdir(exist_ok=True)
     other.write_text(
         "from toy.limits import allow\ndef test_allow():\n    open('runs', 'a').write('x')\n    assert allow(2)\n"
     )
@@ -82,7 +83,7 @@ def test_other_tests_run_if_a_mutant_survives_the_unit_tests(toy: Path) -> None:
         0,
         "3 killed, 0 survived, 0 known survivor, 0 untested",
     )
-    assert (toy / "runs").read_text() == "xx"  # without a mutant, and for the survivor of the unit tests
+    assert (toy / "runs").read_text() == "xx"  # without a mutant, and for the survivor
 
 
 def test_a_run_without_mutants_fails(toy: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.deliveries import REMINDER
 from tests.unit.targets.sink import Run, Sink, local, sink
 from timebell.targets import http_connections

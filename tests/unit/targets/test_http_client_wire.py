@@ -6,16 +6,13 @@ import asyncio
 import base64
 import json
 import socket
-import ssl
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tls import Authority, served
 from tests.unit.targets.sink import Run, sink
 from timebell import http_client
 
@@ -188,6 +185,20 @@ def test_invalid_url_is_refused(run: Run, url: str) -> None:
         run(request(url))
 
 
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
+def test_port_depends_on_the_scheme(run: Run, monkeypatch: pytest.MonkeyPatch, scheme: str, port: int) -> None:
+    dialed: list[tuple[str, int]] = []
+
+    async def connect(self: http_client.Network, address: str, port: int, timeout: float) -> http_client.Stream:
+        dialed.append((address, port))
+        raise http_client.ConnectError
+
+    monkeypatch.setattr(http_client.Network, "connect", connect)
+    with pytest.raises(http_client.ConnectError):
+        run(request(f"{scheme}://127.0.0.1/"))
+    assert dialed == [("127.0.0.1", port)]
+
+
 def test_closed_port_is_a_connect_error(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -233,47 +244,3 @@ def test_reset_connection_is_a_protocol_error(run: Run) -> None:
             server.close()
 
     run(main())
-
-
-# --- Certificates ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Authority]:
-    """A certificate authority that is not trusted yet."""
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    http_client.tls_context.cache_clear()
-    yield Authority(tmp_path)
-    http_client.tls_context.cache_clear()
-
-
-async def over_tls(authority: Authority) -> int:
-    async with sink(served(authority.of_loopback())) as server:
-        return (await request(f"https://127.0.0.1:{server.port}/status/204")).status
-
-
-def test_certificates_are_verified_against_the_system_or_the_configured_file(
-    run: Run, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(http_client.TLSError):
-        run(over_tls(authority))
-    http_client.tls_context.cache_clear()
-    monkeypatch.setenv("SSL_CERT_FILE", str(authority.root))
-    assert run(over_tls(authority)) == 204
-    assert http_client.tls_context().cert_store_stats()["x509_ca"] == 1
-    assert http_client.tls_context().verify_mode is ssl.CERT_REQUIRED
-    assert http_client.tls_context().check_hostname
-    http_client.tls_context.cache_clear()
-    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
-    with pytest.raises(http_client.TLSError, match="CA certificates"):
-        run(over_tls(authority))
-
-
-def test_ca_bundle_is_found_outside_the_openssl_paths(
-    run: Run, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = ssl.DefaultVerifyPaths(None, None, "", "", "", "")
-    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: nothing)
-    monkeypatch.setattr(http_client, "CA_BUNDLE_PATHS", ("/nowhere.pem", str(authority.root)))
-    assert run(over_tls(authority)) == 204
