@@ -285,6 +285,26 @@ def test_a_celery_app_is_imported_with_its_own_broker(cli: Cli, tmp_path: Path) 
     assert (day.action.payload, day.timezone) == ([7], MADRID)
 
 
+def test_an_interval_whose_translation_takes_long_is_imported(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert = celery_entries.convert
+
+    def convert_slowly(app: Celery, name: str, fields: Any, now: datetime) -> Any:
+        while datetime.now(UTC) < now + timedelta(milliseconds=5):
+            pass
+        return convert(app, name, fields, now)
+
+    monkeypatch.setattr(celery_entries, "convert", convert_slowly)
+    (tmp_path / "slow.py").write_text(
+        "from celery import Celery\napp = Celery('slow', broker='redis://127.0.0.1:1/0')\n"
+        "app.conf.beat_schedule = {'sync': {'task': 'sync', 'schedule': 300.0}}\n"
+    )
+    done = cli("import", "celery", "slow.py", "--database", "sqlite:///new.db", "--dry-run", "-o", "json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)[0]["checked"] == "100 runs equal"
+
+
 def test_values_are_written_as_short_as_possible() -> None:
     assert format_cron_values(set(range(60)), 0, 59) == "*"
     assert format_cron_values(set(range(0, 60, 20)), 0, 59) == "*/20"

@@ -93,8 +93,10 @@ async def _import_entries(
         if not dry_run:
             await app.open()  # from here on, app.clock follows the database clock
         for name, translate in translations:
+            # A recurrence that counts from now is translated and verified with the same instant.
+            now = app.clock.now()
             try:
-                rows.append(await _import_entry(app, translate(app.clock.now()), dry_run=dry_run))
+                rows.append(await _import_entry(app, translate(now), now, dry_run=dry_run))
             except NotExpressible as reason:
                 refused.append((name, str(reason)))
             except TimebellError as error:
@@ -105,8 +107,7 @@ async def _import_entries(
     return rows, refused
 
 
-async def _import_entry(app: Timebell, entry: Entry, *, dry_run: bool) -> dict[str, Any]:
-    now = app.clock.now()
+async def _import_entry(app: Timebell, entry: Entry, now: datetime, *, dry_run: bool) -> dict[str, Any]:
     if not isinstance(entry.recurrence, Spec):
         return await _import_one_shot(app, entry, entry.recurrence, now, dry_run=dry_run)
     bounds = {name: entry.options[name] for name in BOUND_OPTIONS if name in entry.options}
