@@ -103,13 +103,6 @@ MUTANTS = [
     ),
     Mutant("a retry has no fence", ((RETRY, FENCE, ""),)),
     Mutant(
-        "a handler's transaction has no fence",
-        ((
-            "engine.transactional_completion:TransactionalCompletion._completing",
-            "if completion.id not in written:", "if False:",
-        ),),
-    ),
-    Mutant(
         "attempts have no numbers",
         (
             ("store.dialects.sqlite.claim:CLAIM", "attempt = attempt + 1", "attempt = 1"),
