@@ -201,7 +201,7 @@ async def strand(nemesis: Nemesis, target: str) -> None:
 
     It begins when there are connections, which are missing for a moment after another outage.
     """
-    proxies = nemesis.proxies.values()
+    proxies = nemesis.server_proxies()
     if not await _wait_for(MAX_IDLE_SECONDS, lambda: any(proxy.connection_count for proxy in proxies)):
         return
     start, stranded_count = read_clocks(), sum(proxy.connection_count for proxy in proxies)
