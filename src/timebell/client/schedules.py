@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from timebell import tracing
+from timebell.client.datetimes import TIMEZONE_FIX
 from timebell.client.schedule_options import (
     SCHEDULE_OPTIONS,
     apply_calendar,
@@ -159,7 +160,7 @@ class Schedules:
         if timezone is None:
             raise InvalidInput(
                 f"The schedule {remaining.get('name') or topic!r:.60} has no time zone.", code="TIMEZONE_MISSING",
-                fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
+                fix=TIMEZONE_FIX,
             )  # fmt: skip
         timezone = zone(zone_key(timezone)).name
         bounds = {name: remaining.pop(name, None) for name in ("start", "end", "max_runs")}
