@@ -53,11 +53,11 @@ def _compile_postgresql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class SingleValue(FunctionElement[str]):
-    """The only value allowed for a column, compared in a way after which PostgreSQL still sorts by the column.
+    """The required value of a column, compared so that PostgreSQL keeps the column in ORDER BY.
 
-    Sorting by an equal column and the id, PostgreSQL would drop the column from the order, and would then read the
-    primary key backwards until it has found enough rows, past all jobs of other tenants. With this comparison only an
-    index that begins with the column has that order.
+    After `column = value`, PostgreSQL would reduce ORDER BY column, id to ORDER BY id, and read the primary key
+    backwards past all jobs of other tenants until it has found enough rows. With `column = ANY (ARRAY[value])`, only an
+    index that begins with the column has the required order.
     """
 
     inherit_cache = True

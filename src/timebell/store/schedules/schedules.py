@@ -375,7 +375,7 @@ def _fire_locked(
 def count_live_jobs(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the number of live jobs and of live non-serial jobs by schedule id; schedules without any are omitted."""
     rows = tx.dialect.count_live_jobs(tx, ids) if ids else []
-    return {str(row["schedule_id"]): (row["live"], row["beside"]) for row in rows} if rows else {}
+    return {str(row["schedule_id"]): (row["live"], row["non_serial"]) for row in rows} if rows else {}
 
 
 def find_next_fire_at(tx: Transaction) -> datetime | None:

@@ -113,14 +113,14 @@ def create_thread_engine(
 
 
 def connect_alive(engine: Engine) -> Connection:
-    """Check out a connection that the server has not closed while it was idle, in a greenlet."""
+    """Check out a connection that the server has not closed while it was idle. Call it in a greenlet."""
     while True:
         if (connection := discard_closed(engine.connect())) is not None:
             return connection
 
 
 def discard_closed(connection: Connection) -> Connection | None:
-    """Return a connection, or None after closing it if the server has closed it, in a greenlet."""
+    """Return a connection; close it and return None if the server has closed it. Call it in a greenlet."""
     if not driver_of(connection).is_closed():
         return connection
     connection.invalidate()
