@@ -169,7 +169,7 @@ class Service:
         while True:
             self.step_began_at[name] = self.node.clock.monotonic()
             try:
-                if self.node.store.recent_writes.is_unverified:  # before anything repeats what was lost
+                if self.node.store.recent_writes.is_unverified:  # first, because a step may repeat lost work
                     await self._check_history()
                 next_step_at = await step()
                 pause = MIN_RETRY_DELAY_SECONDS

@@ -604,7 +604,7 @@ rewinds = Table(
     # Commits of the lost rows were acknowledged between these times.
     Column("lost_from", Instant, nullable=False),
     Column("lost_until", Instant, nullable=False),
-    # Numbers of rows: created jobs, results of jobs, cancels, changes of schedules.
+    # Numbers of rows: created jobs, job results, cancels, schedule changes.
     Column("jobs", Integer, nullable=False),
     Column("results", Integer, nullable=False),
     Column("cancels", Integer, nullable=False),
