@@ -83,7 +83,7 @@ class SchedulePreview(ResponseBody):
     description: str
     next: list[FireTime]
     notes: list[str]
-    warnings: Annotated[list[str], Field(description="Whether no running node handles the topic.")]
+    warnings: Annotated[list[str], Field(description="For example, that no running node handles the topic.")]
     schedule: Annotated[ScheduleOut, Field(description="Schedule that would be saved, including defaults.")]
     request: Annotated[
         RequestOut | None, Field(description="Request that its target would receive; null for handlers.")
