@@ -73,7 +73,7 @@ class Board:
         if token is None and not _is_valid_token(static_token):
             raise _invalid_options("A source of kind monday requires the token of an account.")
         if not isinstance(signing, str) or not signing:
-            raise _invalid_options("signingSecret is not a non-empty text.")
+            raise _invalid_options("signingSecret must be a non-empty string.")
         self.board_id = str(board)
         if isinstance(board, bool) or not (self.board_id.isascii() and self.board_id.isdigit()):
             raise _invalid_options(f"boardId is {board!r:.60}.")
