@@ -45,8 +45,8 @@ class Batcher(Generic[T, R]):
                 results = await self._process({key: call for key, (call, _) in batch.items()})
             except TimebellError as error:
                 failure = error
-            except Exception:  # resolve the futures, whatever happened
-                log.exception("a batch failed")
+            except Exception:  # the callers must not wait forever
+                log.exception("could not process a batch of %d calls", len(batch))
             for key, (_, future) in batch.items():
                 if future.done():
                     continue
