@@ -94,7 +94,7 @@ class Service:
                     ("progress", self.worker.progress_writer.step, node.wakeups.progress),
                     ("definitions", self.code_definitions.step, node.wakeups.definitions),
                     ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
-                    ("audit_export", self.leader.audit_export.step, self.leader.audit_export.alarm),
+                    ("audit_export", self.leader.audit_export.step, node.wakeups.audit_export),
                     *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
                     ("leader", self.leader.step, node.wakeups.leader),
                 )

@@ -55,7 +55,6 @@ class AuditExport:
 
     def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self.alarm = node.wakeups.add_alarm("audit_log")
         self._run_as_leader = run_as_leader
         self._progress: dict[str, _Progress] = {}
         self._has_cleared_failures = False
