@@ -326,7 +326,7 @@ leases = Table(
     Column("alerts", Text),
 )
 
-# The most recent leaderships. If a leader did not resign, ended_at is its last sign of life.
+# The most recent leaderships. If a leader did not resign, ended_at is when its last heartbeat was written.
 leaderships = Table(
     "timebell_leaderships",
     metadata,

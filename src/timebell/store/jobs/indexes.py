@@ -92,7 +92,7 @@ def select_due(
         due = due.where(j.run_at < before)
     if tenant_id == "default":
         return due.where(UnindexedFilter(j.tenant_id) == tenant_id).order_by(j.run_at)
-    # A literal, for which PostgreSQL plans anew: a plan for all tenants may suit only the ones with many jobs.
+    # A literal, so that PostgreSQL plans for this tenant: a plan for all tenants may suit only those with many jobs.
     literal_tenant: BindParameter[str] = bindparam("tenant", tenant_id, literal_execute=True)
     # `shared` is as in the index of PostgreSQL and SQLite; that of MariaDB needs the comparison.
     return due.where(text("shared"), j.shared == true(), j.tenant_id == literal_tenant).order_by(j.run_at)

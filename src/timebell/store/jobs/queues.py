@@ -66,7 +66,7 @@ def lock(tx: Transaction, name: str) -> None:
 
 
 def set_limits(tx: Transaction, name: str, limits: Limits) -> None:
-    """Set the limits of a queue. If its group limit changed, held jobs of groups are released to be claimed anew."""
+    """Set the limits of a queue. If its group limit changed, release the held jobs of its groups."""
     rate = {"rate": limits.rate, "per": None if limits.rate is None else limits.per}
     previous = _upsert(
         tx, name, concurrency=limits.concurrency, concurrency_per_group=limits.concurrency_per_group, **rate

@@ -87,7 +87,7 @@ def upsert_schedule(
 
 
 def _reserve_request_id(tx: Transaction, schedule: Schedule) -> None:
-    """Reserve the client request id of a new schedule, if it has one, for ever. Raises Conflict if it was used."""
+    """Reserve the client request id of a new schedule, if it has one, forever. Raises Conflict if it was used."""
     request_id = schedule.action.metadata.get("client_request_id")
     if request_id is None:
         return

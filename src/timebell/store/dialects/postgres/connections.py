@@ -23,7 +23,7 @@ MIGRATION_TIMEOUT_SECONDS = 86_400.0  # the same in a migration, which may creat
 SESSION_SETTINGS = {
     "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
 }  # fmt: skip
-# Hot statements look up a few rows by an index. By default the server would plan every claim anew while there is a
+# Hot statements look up a few rows by an index. By default the server would plan every claim again while there is a
 # backlog, which takes three times as long as the claim. So each connection plans a statement once, and the planner is
 # restricted to index look-ups, because statistics may be missing at that time.
 HOT_SETTINGS = SESSION_SETTINGS | {
