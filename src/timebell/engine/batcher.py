@@ -17,7 +17,8 @@ R = TypeVar("R")
 class Batcher(Generic[T, R]):
     """Collects the calls that arrive while a batch is processed into the next batch.
 
-    `process` receives up to `max_size` calls by key and returns their results by key.
+    `process` receives up to `max_size` calls by key and returns their results by key. Concurrent calls must have
+    different keys.
     """
 
     def __init__(self, process: Callable[[Mapping[str, T]], Awaitable[Mapping[str, R]]], max_size: int) -> None:
