@@ -143,10 +143,6 @@ class OverrideIn(RequestBody):
     to: Instant | None = None
 
 
-class UndoIn(RequestBody):
-    at: Instant
-
-
 async def find_schedule(ctx: Context, id_: str) -> Schedule:
     """Find a schedule of the caller's tenant. Raises NotFound."""
     valid_id = parse_uuid(id_)

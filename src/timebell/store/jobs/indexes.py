@@ -20,6 +20,8 @@ NOT_RUNNING_CLAUSE, RUNNING_CLAUSE = (
     text(NOT_RUNNING),
     text("state = 'running'"),
 )  # literally as in the indexes: with bound values they would not be used
+COUNT_LIMIT = 10_000
+"""Counts stop at one row more, because there may be millions."""
 
 
 class UnindexedFilter(FunctionElement[str]):

@@ -10,13 +10,11 @@ from sqlalchemy import func, insert, select, union_all, update
 
 from timebell.model.job import Hold, JobState
 from timebell.model.limits import Limits
-from timebell.store.jobs.indexes import split_by_running
+from timebell.store.jobs.indexes import COUNT_LIMIT, split_by_running
 from timebell.store.schema import jobs, queues
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction, read_only
 
 ALL_QUEUES = "*"  # pausing this row stops all planning and claiming
-
-COUNT_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,6 @@ class FireResult:
 
 SkippedOccurrence = tuple[NewJob, str, int, datetime]
 NO_LIVE_JOBS = (0, 0)
-FIRING_NOT_STOPPED = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
 
 
 def fire_due_schedules(
