@@ -197,8 +197,8 @@ class FacadeMixin(ABC):
     ) -> BulkCancelResult:
         """Cancel every live job of a tenant that matches all given filters.
 
-        Returns how many were `prevented` and how many are `in_flight`; no match is no error. Raises InvalidInput
-        (FILTER_MISSING) without any filter.
+        Returns how many were `prevented` and how many are `in_flight`; both are 0 if no job matches. Raises
+        InvalidInput (FILTER_MISSING) without any filter.
         """
         filters = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
         return await self._jobs.cancel_matching(filters, tenant_id)
@@ -288,7 +288,7 @@ class FacadeMixin(ABC):
     async def wait(self, job_id: str, timeout: Duration | None = None, *, tenant_id: str | None = None) -> Job:
         """Wait until a job is final, and return it if it completed.
 
-        `timeout` is a duration (numbers are seconds); None waits for ever. Raises NotFound, JobFailed (the job failed,
+        `timeout` is a duration (numbers are seconds); None waits forever. Raises NotFound, JobFailed (the job failed,
         was cancelled or skipped), WaitTimeout.
         """
         limit = None if timeout is None else parse_seconds(timeout, "timeout")

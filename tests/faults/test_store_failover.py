@@ -17,7 +17,7 @@ from tests.faults.test_store_silent_connections import Relay
 from tests.servers import MariaDB, Postgres, free_port
 from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import pulse
+from timebell.store.dialects import liveness
 from timebell.store.dialects.base import Store
 from timebell.store.dialects.handler_transactions import no_finish
 from timebell.store.open import open_store, schema_version
@@ -80,7 +80,7 @@ def test_a_slow_statement_is_not_taken_for_a_silent_server(nodes_url: str) -> No
 
             def sleep_long(tx: Transaction) -> None:
                 calls.append(tx)
-                sleep(tx, 4 * pulse.SUSPECT_AFTER_SECONDS)
+                sleep(tx, 4 * liveness.SUSPECT_AFTER_SECONDS)
 
             await store.run(sleep_long)
             assert len(calls) == 1
@@ -98,7 +98,7 @@ def test_an_operation_that_computes_for_long_does_not_wait_for_the_server(
 ) -> None:
     async def body() -> None:
         async with _opened(nodes_url) as store:
-            await store.run(compute, 4 * pulse.SUSPECT_AFTER_SECONDS)
+            await store.run(compute, 4 * liveness.SUSPECT_AFTER_SECONDS)
 
     asyncio.run(body())
     assert "dropped all connections" not in caplog.text

@@ -61,7 +61,7 @@ class Caller:
     role: Role
     address: str
     key: Key | None = None
-    names_tenant: bool = False
+    specifies_tenant: bool = False
     """True if the request specifies a tenant."""
     expires_at: datetime | None = None
     kind: str = "key"
@@ -124,19 +124,20 @@ class Authenticator:
         authorization = request.headers.get("authorization", "")
         if not authorization and self.allow_local:
             _check_local(request)
-            tenant_id, names_tenant = _select_tenant(None, request)
-            return Caller("local", tenant_id, Role.PLATFORM, address, names_tenant=names_tenant, kind="local")
+            tenant_id, specifies_tenant = _select_tenant(None, request)
+            return Caller("local", tenant_id, Role.PLATFORM, address, specifies_tenant=specifies_tenant, kind="local")
         scheme, _, text = authorization.partition(" ")
         credential = text.strip() if scheme.lower() == "bearer" else ""
         if self.identity_provider is not None and credential.count(".") == 2:
             identity = await self._verify_token(self.identity_provider, credential, address)
-            tenant_id, names_tenant = _select_tenant(identity.tenant_id, request)
+            tenant_id, specifies_tenant = _select_tenant(identity.tenant_id, request)
             return Caller(
-                identity.name, tenant_id, identity.role, address, None, names_tenant, identity.expires_at, kind="user"
-            )
+                identity.name, tenant_id, identity.role, address, None, specifies_tenant, identity.expires_at,
+                kind="user",
+            )  # fmt: skip
         key = await self.verify_key(credential, address)
-        tenant_id, names_tenant = _select_tenant(key.tenant_id, request)
-        return Caller(key.name, tenant_id, key.role, address, key, names_tenant)
+        tenant_id, specifies_tenant = _select_tenant(key.tenant_id, request)
+        return Caller(key.name, tenant_id, key.role, address, key, specifies_tenant)
 
     async def _verify_token(self, provider: IdentityProvider, token: str, address: str) -> Identity:
         """Return the identity of a token of the provider. Raises Unauthorized, Refused, ProviderUnavailable."""
@@ -163,7 +164,8 @@ class Authenticator:
     async def verify_key(self, key_text: str, address: str) -> Key:
         """Return the key with this text if it is valid for this IP address. Raises Unauthorized.
 
-        Wrong keys are not throttled: a key has 192 random bits, and a valid one must work whatever others send.
+        Wrong keys are not throttled: a key has 192 random bits, and wrong keys of other clients must not affect a valid
+        one.
         """
         id_ = keys.parse_key_id(key_text)
         if id_ is None:  # found without the database; anyone can compute the checksum, so this reveals nothing
@@ -333,7 +335,7 @@ class Authenticator:
 
 
 def _select_tenant(own_tenant_id: str | None, request: Request) -> tuple[str, bool]:
-    """Return the own tenant of a caller, or for the platform the one that the request names; and if it names one.
+    """Return the tenant of a caller, and whether the request specifies one, which only the platform may choose.
 
     Raises Refused (TENANT_FORBIDDEN), InvalidInput.
     """

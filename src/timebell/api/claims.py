@@ -44,7 +44,7 @@ _waiting: WeakKeyDictionary[Authenticator, Counter[str]] = WeakKeyDictionary()
 Worker = Annotated[
     str, Field(min_length=1, max_length=200, description="Name of the process, unique among those of the tenant.")
 ]
-Lease = Annotated[float, Field(ge=1, le=3600, description="Seconds until a job is retried without a heartbeat.")]
+Lease = Annotated[float, Field(ge=1, le=3600, description="Seconds without a heartbeat until a job is retried.")]
 
 
 class ClaimIn(RequestBody):
@@ -65,7 +65,7 @@ class ClaimIn(RequestBody):
     lease_seconds: Lease = DEFAULT_LEASE_SECONDS
     claim_id: Annotated[
         str | None,
-        Field(pattern="^[!-~]{1,100}$", description="New for each claim: repeating the last one returns its jobs."),
+        Field(pattern="^[!-~]{1,100}$", description="Unique id of the claim. Repeating the last one returns its jobs."),
     ] = None
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ async def return_claims(body: ReturnedJobsIn, ctx: Context) -> Response:
 
 def _tenant(ctx: RequestContext) -> str | None:
     """Return the tenant whose jobs the caller may claim; None for a platform key that names none: all tenants."""
-    return None if ctx.caller.is_platform and not ctx.caller.names_tenant else ctx.tenant_id
+    return None if ctx.caller.is_platform and not ctx.caller.specifies_tenant else ctx.tenant_id
 
 
 def _worker(ctx: RequestContext, body: ClaimIn) -> RemoteWorker:

@@ -83,7 +83,7 @@ class SchedulePreview(ResponseBody):
     description: str
     next: list[FireTime]
     notes: list[str]
-    warnings: Annotated[list[str], Field(description="Whether no running node handles the topic.")]
+    warnings: Annotated[list[str], Field(description="For example, that no running node handles the topic.")]
     schedule: Annotated[ScheduleOut, Field(description="Schedule that would be saved, including defaults.")]
     request: Annotated[
         RequestOut | None, Field(description="Request that its target would receive; null for handlers.")
@@ -141,10 +141,6 @@ class OverrideIn(RequestBody):
     at: Instant
     action: Annotated[str, Field(pattern="^(skip|move)$")]
     to: Instant | None = None
-
-
-class UndoIn(RequestBody):
-    at: Instant
 
 
 async def find_schedule(ctx: Context, id_: str) -> Schedule:

@@ -278,15 +278,15 @@ def _with_tenant(caller: Caller, own_tenant_id: str | None, request: Request) ->
         )
     if own_tenant_id is None and selected:
         return select_tenant(caller, selected)
-    return replace(caller, tenant_id=own_tenant_id or "default", names_tenant=False)
+    return replace(caller, tenant_id=own_tenant_id or "default", specifies_tenant=False)
 
 
 def select_tenant(caller: Caller, tenant_id: str) -> Caller:
     """Return a platform user in the tenant that they selected; an invalid one is `default`."""
     try:
-        return replace(caller, tenant_id=check_text(tenant_id, "tenant_id"), names_tenant=True)
+        return replace(caller, tenant_id=check_text(tenant_id, "tenant_id"), specifies_tenant=True)
     except InvalidInput:
-        return replace(caller, tenant_id="default", names_tenant=True)
+        return replace(caller, tenant_id="default", specifies_tenant=True)
 
 
 def set_tenant_cookie(response: Response, tenant_id: str) -> None:

@@ -48,7 +48,7 @@ class TargetResolver:
                 )
             except TimebellError as exc:
                 error = exc
-            except Exception:  # resolve the futures, whatever happened
+            except Exception:  # the callers must not wait forever
                 log.exception("could not resolve targets")
             for key, future in pending.items():
                 if not future.done():

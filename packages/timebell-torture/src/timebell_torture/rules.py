@@ -263,7 +263,7 @@ class HistoryChecker:
     def _taken_over_by(self, start: float) -> float:
         """Return the latest time at which an interrupted attempt belongs to another node.
 
-        That node must have observed the lease without interruption; a node under a fault starts observing anew.
+        That node must have observed the lease without interruption; a node under a fault starts from the beginning.
         """
         history, deadlines = self.history, []
         for node in history.plan["nodes"]:

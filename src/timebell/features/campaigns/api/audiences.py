@@ -44,9 +44,8 @@ class AudienceIn(RequestBody):
 class AudienceOut(ResponseBody):
     """Audience.
 
-    At `refreshedAt` it had `members` recipients; `withoutToken` rows had no token,
-    `refused` rows were invalid for other
-    reasons.
+    At `refreshedAt` it had `members` recipients; `withoutToken` rows had no token, and `refused` rows were invalid for
+    other reasons.
     """
 
     name: str

@@ -237,7 +237,7 @@ class Campaigns:
     ) -> NewJob:  # fmt: skip
         """Send the message, or one of its variants, now only to these tokens and users, in a separate job.
 
-        No counter includes it.         Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
+        Test messages are not counted. Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
         _check_variant(campaign, variant)
@@ -270,9 +270,8 @@ class Campaigns:
     ) -> dict[str, Any]:  # fmt: skip
         """Return the exact request that is sent to FCM for the first device of a user, or for an example.
 
-        In the specified variant, otherwise in that of the user.
-
-        The placeholders of the example have their fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
+        The message is in the specified variant, otherwise in that of the user. Placeholders of the example have their
+        fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
         _check_variant(campaign, variant)

@@ -155,7 +155,9 @@ class TriggerOut(ResponseBody):
     created_at: Instant
     created_by: str | None
     updated_at: Instant
-    warnings: Annotated[list[str] | None, Field(description="Whether no running node handles the topic.")] = None
+    warnings: Annotated[list[str] | None, Field(description="For example, that no running node handles the topic.")] = (
+        None
+    )
 
 
 class TriggerWritten(TriggerOut):

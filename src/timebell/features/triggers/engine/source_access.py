@@ -17,8 +17,8 @@ READ_TIMEOUT_SECONDS = 5.0
 MAX_READS_PER_NODE = 512
 MAX_READS_PER_TENANT = 256
 MAX_READS_PER_SOURCE = 4
-NOT_BROKEN = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
-"""Codes of failures after which the source may be read at once: a user or a budget decides when it works again."""
+UNPAUSED_FAILURES = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
+"""Codes of failures that pause no reads, because a user or a budget decides when the source works again."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 60.0
 """Short, because due jobs wait for a query until their source is tried again."""
@@ -95,7 +95,7 @@ class SourceAccess:
                 self._breaker.record_failure(problem)
                 raise SourceFailed(problem) from None
             except SourceFailed as error:
-                if error.code not in NOT_BROKEN:
+                if error.code not in UNPAUSED_FAILURES:
                     self._breaker.record_failure(error.message)
                 raise
             self._breaker.record_success()

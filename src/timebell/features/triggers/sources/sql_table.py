@@ -119,7 +119,7 @@ class SqlTable:
         self._listener = Listener(str(self._url), self.channel) if self.change_mode == "outbox" else None
         self._key_type: type | None = None
         self._read_ahead: set[int] = set()
-        """Ids of changes that were read before a transaction that began earlier has ended."""
+        """Ids of changes that were read ahead of commit order, because an earlier transaction was still running."""
 
     async def list_columns(self) -> Collection[str]:
         """Return the columns of the rows. Raises SourceFailed, InvalidSourceQuery."""
@@ -194,7 +194,7 @@ class SqlTable:
         if self.table is None or self._kind != "postgresql":
             raise _invalid_options(
                 "Only tables of PostgreSQL can have an outbox.",
-                'Specify a PostgreSQL table beside the query, or use "changes": "compare" or "cursor".',
+                'Specify a PostgreSQL table in addition to the query, or use "changes": "compare" or "cursor".',
             )
 
     async def _read_outbox(self, since: str | None, limit: int) -> RowPage:
@@ -301,7 +301,7 @@ class SqlTable:
         )
 
     def _items_by_key(self, rows: Sequence[Row], problems: dict[str, str]) -> Items:
-        """Return rows by key, without those of which `problems` contains why, or now does, they cannot be read."""
+        """Return the readable rows by key, and add the others to `problems`. Rows already in `problems` are omitted."""
         rows_by_key: dict[str, Row] = {}
         for row in rows:
             if self.key not in row:
