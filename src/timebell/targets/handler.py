@@ -225,6 +225,8 @@ class Handlers:
         for payload_type in payload_types:
             if (version := payloads.payload_version(metadata)) <= payload_type.version:
                 payload_type.parse(topic, decode(text), version)
+        if payload_types and metadata.get(payloads.VERSION_KEY) == 1:
+            metadata = {name: value for name, value in metadata.items() if name != payloads.VERSION_KEY}
         return text, metadata
 
     def has_payload_type(self, topic: str) -> bool:
