@@ -127,15 +127,39 @@ def handle(event):
 
 @app.schedule("hourly", every={every!r})
 def hourly(event): ...
+
+@app.middleware
+async def around(event, call_next):
+    calls.append("around " + {text!r})
+    return await call_next(event)
+
 """
     for text, every in (("first", "1h"), ("second", "2h")):
         names = {"app": timebell.app, "calls": calls, "__name__": "__main__"}
         exec(cell.format(text=text, every=every), names)
     timebell.run(timebell.app.schedule_in("work", 1))
     timebell.advance(minutes=1)
-    assert calls == ["second"]
+    assert calls == ["around second", "second"]
     (schedule,) = timebell.run(timebell.app.schedules.list())
     assert schedule.recurrence.describe().startswith("Every 2 hours")
+
+
+def test_methods_of_two_objects_both_handle_a_topic(timebell: Kit) -> None:
+    class Channel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def notify(self, event: Arrived) -> None:
+            sent.append(self.name)
+
+    sent: list[str] = []
+    Channel.notify.__qualname__ = "Channel.notify"  # like that of a class of a module
+    mail = Channel("mail")
+    for channel in (mail, Channel("phone"), mail):
+        timebell.app.on("order.paid")(channel.notify)
+    timebell.run(timebell.app.schedule_in("order.paid", 1))
+    timebell.advance(seconds=2)
+    assert sorted(sent) == ["mail", "phone"]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, BaseException, type("Other", (BaseException,), {})])
