@@ -172,7 +172,10 @@ class DecoratorMixin(FacadeMixin):
         `schedule_repeat`. Raises InvalidInput.
         """
         if sum(value is not None for value in (cron, every, rrule)) != 1:
-            raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
+            raise InvalidInput(
+                "A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING",
+                fix='For example: @app.schedule("report", cron="0 9 * * *"). For dates, use app.schedule_repeat.',
+            )  # fmt: skip
         from timebell.recurrence import Cron, Every, RRule, parse_cron
 
         schedule_topic = topic or name

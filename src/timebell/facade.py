@@ -306,7 +306,10 @@ class FacadeMixin(ABC):
         finally:
             alarm.close()
         if job.state is not JobState.COMPLETED:
-            raise JobFailed(f"Job {job_id} is {job.state}: {job.error or job.reason or 'no reason is known'}.")
+            raise JobFailed(
+                f"Job {job_id} is {job.state}: {job.error or job.reason or 'no reason is known'}.",
+                fix="app.get(job_id) returns its attempts; app.retry(job_id) runs a failed job again.",
+            )
         return job
 
     async def list(

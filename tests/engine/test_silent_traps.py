@@ -209,7 +209,7 @@ def test_a_client_request_id_creates_one_schedule(timebell: Kit) -> None:
 def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
     app = timebell.app
     schedule = timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
-    for call in (app.cancel, app.get):
+    for call in (app.cancel, app.get, app.reschedule, app.retry, app.redeliver):
         with pytest.raises(NotFound, match="is the schedule 'hourly', not a job"):
             timebell.run(call(schedule.id))
     job = timebell.run(app.schedule_in("work", 1))
@@ -222,6 +222,22 @@ def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
         with pytest.raises(InvalidRecurrence) as error:
             Cron(text)
         Cron(error.value.fix.rpartition("e.g. ")[2].strip("'."))
+
+
+def test_an_unknown_schedule_is_named_with_the_way_to_find_its_id(timebell: Kit) -> None:
+    app = timebell.app
+    schedule = timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
+    for call in (app.schedules.get, app.schedules.pause, app.schedules.history, app.schedules.release):
+        with pytest.raises(NotFound, match=r"no schedule with the id 'hourly'.*get\(name=\.\.\.\)"):
+            timebell.run(call("hourly"))
+    with pytest.raises(NotFound, match=r"A schedule id is text, not a Schedule\. Pass the id"):
+        timebell.run(app.schedules.pause(schedule))  # type: ignore[arg-type]
+    for unknown in (
+        app.schedules.get(name="daily"), app.schedules.delete("018f0000-0000-7000-8000-000000000000"),
+        app.why("daily", timebell.now),
+    ):  # fmt: skip
+        with pytest.raises(NotFound, match=r"There is no schedule .*and the tenant"):
+            timebell.run(unknown)
 
 
 def test_the_first_use_of_sqlite_logs_one_line(tmp_path: Path) -> None:

@@ -347,7 +347,8 @@ def test_an_invalid_handler_or_app_is_refused_immediately(tmp_path: Path) -> Non
     assert _fails(lambda: Timebell(url).on("t", timeout=-1)).code == "INVALID_DURATION"
     assert _fails(lambda: Timebell(url).on("t", retry={"attempts": -1})).code == "INVALID_RETRY"
     assert _fails(lambda: Timebell(url).queue("q", concurrency=0)).code == "INVALID_CONCURRENCY"
-    assert _fails(lambda: Timebell(url, timezone="UTC").schedule("s")).code == "RECURRENCE_MISSING"
+    missing = _fails(lambda: Timebell(url, timezone="UTC").schedule("s"))
+    assert (missing.code, "cron=" in missing.fix) == ("RECURRENCE_MISSING", True)
     assert _fails(lambda: Timebell(url, timezone="UTC").schedule("s", cron="*")).code == "INVALID_CRON"
     assert _fails(lambda: Timebell(url).schedule("s", cron="* * * * *")).code == "TIMEZONE_MISSING"
     assert (

@@ -323,7 +323,7 @@ class Jobs:
             repository.reschedule, tenant_id, parse_job_id(job_id), new_ids(now, 1)[0], change_fields, now
         )
         if new is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return new
 
     def _changed_columns(self, old: Job, changes: Mapping[str, Any], run_at: datetime, now: datetime) -> dict[str, Any]:
@@ -358,7 +358,7 @@ class Jobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         retried = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor)
         if retried is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         job = await self.get(job_id, tenant_id, connection)
         if not retried:
             raise Conflict(
@@ -395,7 +395,7 @@ class Jobs:
             dead_letters.retry_with_payload, tenant_id, parse_job_id(job_id), new_ids(now, 1)[0], encode_for, now
         )
         if new is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return new
 
     async def redeliver(
@@ -411,7 +411,7 @@ class Jobs:
             dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor, redeliver=True
         )
         if redelivered is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         job = await self.get(job_id, tenant_id, connection)
         if not redelivered:
             suffix = "" if job.target else " and has no target outside Python"

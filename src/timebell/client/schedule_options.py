@@ -131,7 +131,9 @@ def apply_calendar(spec: Spec, options: dict[str, Any], calendar: Calendar | Non
     reference, roll = options.pop("calendar", None), options.pop("roll", None)
     if reference is None:
         if roll is not None:
-            raise InvalidInput("roll requires a calendar.", code="INVALID_ROLL")
+            raise InvalidInput(
+                "roll requires a calendar.", code="INVALID_ROLL", fix='Pass calendar=Calendar.of("KR"), or omit roll.'
+            )
         return spec
     if isinstance(reference, Calendar):
         return OnCalendar(spec, reference, roll or "skip")
