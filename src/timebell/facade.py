@@ -15,7 +15,7 @@ from timebell.client.created import job_from_new, lazy_jobs
 from timebell.client.job_spec import JobSpec, build_spec
 from timebell.clock import Clock
 from timebell.durations import Duration
-from timebell.errors import JobFailed, Refused, WaitTimeout
+from timebell.errors import InvalidInput, JobFailed, Refused, WaitTimeout
 from timebell.model.job import FINISHED, Job, JobState, UniformJobs
 from timebell.model.policy import parse_seconds
 from timebell.model.routes import check_pattern
@@ -151,6 +151,11 @@ class FacadeMixin(ABC):
         Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless
         `replace`; REVISION_STALE).
         """
+        if replace and name is None:
+            raise InvalidInput(
+                "replace refers to a schedule by its name, and none was specified.", code="INVALID_NAME",
+                fix='Pass the name: schedule_repeat(..., name="nightly", replace=True).',
+            )  # fmt: skip
         await self.open()
         definition = {**options, "payload": payload, "name": name}
         since = await self.schedules.find_created_at(definition, connection) if replace else None

@@ -224,6 +224,14 @@ def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
         Cron(error.value.fix.rpartition("e.g. ")[2].strip("'."))
 
 
+def test_replacing_a_schedule_requires_its_name(timebell: Kit) -> None:
+    """Without a name, every call would create another schedule."""
+    with pytest.raises(InvalidInput, match="name=") as error:
+        timebell.run(timebell.app.schedule_repeat("work", Every("1h"), timezone="UTC", replace=True))
+    assert error.value.code == "INVALID_NAME"
+    assert timebell.run(timebell.app.schedules.list()).items == []
+
+
 def test_an_unknown_schedule_is_named_with_the_way_to_find_its_id(timebell: Kit) -> None:
     app = timebell.app
     schedule = timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
