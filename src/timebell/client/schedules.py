@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from timebell import tracing
 from timebell.client.schedule_options import (
@@ -280,7 +280,8 @@ class Schedules:
         return await self._run_action(connection, actions.trigger_schedule, tenant_id, id_)
 
     async def backfill(
-        self, id_: str, start: datetime, end: datetime, *, overlap: str | None = None, dry_run: bool = False,
+        self, id_: str, start: datetime, end: datetime, *,
+        overlap: Overlap | Literal["skip", "queue", "cancel_previous", "allow"] | None = None, dry_run: bool = False,
         tenant_id: str = "default", connection: Any = None,
     ) -> actions.BackfillResult:  # fmt: skip
         """Run the occurrences in [start, end) that were skipped or never recorded, and none that has run.
