@@ -257,7 +257,7 @@ class FacadeMixin(ABC):
 
         Use `async with app.arrivals("billing.*") as events:`, then `async for event in events:`. `topic` is a topic, a
         prefix or `*`; `tenant_id` None means all tenants. Events are hints: each is delivered at most once, missed ones
-        are not repeated, and no job waits for a subscriber. With SQLite, only events of this process's engine arrive,
+        are not repeated, and no job waits for a subscriber. With SQLite and MariaDB, only those of this process arrive,
         unless TIMEBELL_ARRIVALS_URL names a Redis server. Raises InvalidInput, Refused (ARRIVALS_NOT_SHARED),
         StoreUnreachable.
         """
@@ -280,7 +280,7 @@ class FacadeMixin(ABC):
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         if self._arrival_hub.channel is None and self.service is None:
             raise Refused(
-                "No engine runs in this process, and SQLite cannot notify other processes.",
+                "No engine runs in this process, and only PostgreSQL can notify other processes.",
                 code="ARRIVALS_NOT_SHARED",
                 fix="Subscribe within app.running(), use PostgreSQL, or set TIMEBELL_ARRIVALS_URL to a Redis server.",
             )
