@@ -218,6 +218,8 @@ def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
     with pytest.raises(Conflict) as conflict:
         timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
     assert "replace=True" in conflict.value.fix
+    with pytest.raises(NotFound, match=r'no target .* use \{"kind": "http", "url"'):
+        timebell.run(app.schedule_in("work", 1, target="https://example.com"))
     for text in ("every day", "* * * *", "x", "0 25"):
         with pytest.raises(InvalidRecurrence) as error:
             Cron(text)
