@@ -46,6 +46,7 @@ from timebell.engine.delivery import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
 from timebell.model.page import MAX_LIMIT
+from timebell.model.policy import Overlap, parse_choice
 from timebell.model.schedule import Schedule
 from timebell.recurrence.preview import dst_notes, next_fires
 from timebell.store.audit import audit_log
@@ -421,8 +422,10 @@ async def trigger_schedule(id: Id, ctx: Context) -> Response:
 async def backfill_schedule(id: Id, body: BackfillIn, ctx: Context) -> Response:
     """Run skipped and missing occurrences of a time range. With dryRun, only list them."""
     await _lock_for_change(ctx, id)
+    policy = body.overlap_policy
+    overlap = None if policy is None else parse_choice(Overlap, policy, "overlap")
     result = await ctx.app.schedules.backfill(
-        id, parse_timestamp(body.from_, "from"), parse_timestamp(body.to, "to"), overlap=body.overlap_policy,
+        id, parse_timestamp(body.from_, "from"), parse_timestamp(body.to, "to"), overlap=overlap,
         dry_run=body.dry_run,
         tenant_id=ctx.tenant_id, connection=ctx.connection,
     )  # fmt: skip

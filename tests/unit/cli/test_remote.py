@@ -125,6 +125,7 @@ def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> No
         as_json(remote("schedule", "pause", "nightly", "-r", "month end", "-o", "json"))["pauseReason"] == "month end"
     )
     assert "paused" in remote("schedule", "list", "--paused").out
+    assert "  next, once resumed\n" in remote("schedule", "show", "nightly").out
     assert as_json(remote("schedule", "resume", "nightly", "-o", "json"))["enabled"] is True
     skipped = as_json(remote("schedule", "skip-next", "nightly", "-o", "json"))
     assert len(skipped["overrides"]) == 1

@@ -340,7 +340,7 @@ def reschedule(
 
 _RESCHEDULED_FIELDS = (
     *("tenant_id", "topic", "payload", "metadata", "owner_id", "key", "schedule_id", "revision"),
-    *("target", "route", "queue", "priority", "retry", "timeout", "serial", "conditions"),
+    *("target", "route", "queue", "priority", "retry", "timeout", "serial", "conditions", "tzdata"),
 )
 
 
