@@ -87,10 +87,10 @@ class Sessions:
         local = await authenticator.authenticate(request)
         return Visitor(_with_tenant(local, None, request), _form_token(self._local_token), signed_in=False)
 
-    async def _find_visitor(self, token: str, request: Request) -> Visitor | None:
+    async def _find_visitor(self, token: str, request: Request, *, peek: bool = False) -> Visitor | None:
         app, address = self._app, request_address(request)
         now = app.clock.now()
-        row = await app.store.run(users.find_session, session_id(token), now)
+        row = await app.store.run(users.find_session, session_id(token), now, peek=peek)
         if row is None:
             return None
         session, user = row
@@ -200,12 +200,7 @@ class Sessions:
     async def is_active(self, request: Request) -> bool:
         """Return whether an open page may still receive events. Does not extend the session."""
         token = request.cookies.get(SESSION_COOKIE)
-        if token is None:
-            return True
-        return (
-            await self._app.store.run(users.find_session, session_id(token), self._app.clock.now(), peek=True)
-            is not None
-        )
+        return token is None or await self._find_visitor(token, request, peek=True) is not None
 
     async def sign_out(self, request: Request, visitor: Visitor) -> None:
         """Delete the session of this browser."""
