@@ -318,3 +318,14 @@ async def test_live_figures_end_when_the_api_key_is_revoked(
         await browser.web.ask("DELETE", f"/api/v1/keys/{key.split('_')[2]}", key=admin)
         async with asyncio.timeout(20):
             assert (await stream).status_code == 200
+
+
+async def test_codes_of_unknown_sessions_are_looked_up_two_at_a_time_for_each_client(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        lookups = browser.site.authenticator.capacity.lookups
+        browser.client.cookies.set("__Host-timebell-code", "invented", domain="127.0.0.1")
+        async with lookups.hold("127.0.0.1"), lookups.hold("127.0.0.1"):
+            request = asyncio.create_task(browser.post_form("/ui/sign-in/code", {"code": "123456"}))
+            done, _ = await asyncio.wait([request], timeout=0.3)
+            assert not done
+        assert (await request).status_code == 401

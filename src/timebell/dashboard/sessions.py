@@ -124,7 +124,8 @@ class Sessions:
         Raises WrongCode, SignInExpired, TooManySignIns, Refused.
         """
         awaiting_id = session_id(request.cookies.get(CODE_COOKIE, ""))
-        found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
+        async with authenticator.capacity.lookups.hold(client_network(request_address(request))):  # as in `identify`
+            found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
         if found is None or found[1] is None:
             raise SignInExpired("This sign-in has expired.", fix="Enter name and password again.")
         match = await check_code(authenticator, request, found[1], code)
