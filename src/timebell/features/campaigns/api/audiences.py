@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, check_match, entity_tag
+from timebell.api.if_match import IfMatch, check_absent, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -159,6 +159,8 @@ async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> Non
     if audience is not None:
         check_match(if_match, etag(audience), f"The audience {name!r:.80}", name)
         ctx.before = _render_audience(audience)
+    else:
+        check_absent(if_match, f"The audience {name!r:.80}")
 
 
 def etag(audience: Audience) -> str:
