@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import gzip
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from timebell.features.campaigns.client import delivery_export
+from timebell.features.campaigns.engine import external_audience
 from timebell.features.campaigns.store import chunk_results, chunks, progress
 from timebell.features.campaigns.store.chunk_results import DeliveryResult
 
@@ -202,6 +204,29 @@ async def test_a_secret_used_by_an_audience_cannot_be_deleted(make: Callable[...
         assert "1 audience: buyers" in refused["detail"]
         await web.ask("DELETE", "/audiences/buyers")
         assert (await web.ask("DELETE", "/secrets/crm")).status_code == 200
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+async def test_an_audience_whose_database_does_not_answer_delays_no_other_change(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_audience, "CHECK_TIMEOUT_SECONDS", 60.0)
+    connections: list[asyncio.StreamWriter] = []
+    database = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    url = f"mysql://me@127.0.0.1:{database.sockets[0].getsockname()[1]}/crm"
+    async with make() as web:
+        source = {"url": url, "query": "SELECT id, token FROM people", "key": "id"}
+        put = asyncio.create_task(web.ask("PUT", "/audiences/buyers", source))
+        try:
+            async with asyncio.timeout(10):
+                while not connections:
+                    await asyncio.sleep(0.02)
+                await web.app.schedule_at("mail.send", timezone="UTC")
+        finally:
+            database.close()
+            for connection in connections:
+                connection.close()
+        is_problem(await put, 422, "AUDIENCE_UNREADABLE")
 
 
 async def test_audience_filters_are_counted(make: Callable[..., Any]) -> None:

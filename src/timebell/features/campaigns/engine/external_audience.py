@@ -33,7 +33,7 @@ R = TypeVar("R")
 log = logging.getLogger("timebell.campaigns")
 
 PAGE_SIZE = 1000
-CHECK_TIMEOUT_SECONDS = 20.0  # limit of a check while the caller's transaction is open
+CHECK_TIMEOUT_SECONDS = 20.0  # of a query that is only checked, while its caller waits
 COLUMN_ALIASES = {
     "userid": "user_id", "push_onoff": "push_on", "marketing_onoff": "marketing_on", "pushonoff": "push_on",
     "marketingonoff": "marketing_on",
@@ -50,14 +50,13 @@ class AudienceReader:
     def __init__(self, store: Store, keyring: Callable[[], Keyring], now: Callable[[], datetime]) -> None:
         self._store, self._keyring, self._now = store, keyring, now
 
-    async def check_query(self, tenant_id: str, source: AudienceSource, connection: Any = None) -> list[str]:
-        """Run the query of an audience once, and return its columns.
+    async def check_query(self, tenant_id: str, source: AudienceSource) -> None:
+        """Run the query of an audience once, and check its columns.
 
-        If `connection` is the caller's transaction, the secret is read in it and the check is limited to
-        CHECK_TIMEOUT_SECONDS. Raises InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_MISSING, INVALID_AUDIENCE),
-        Refused, NotFound.
+        Raises InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_MISSING, INVALID_AUDIENCE), Refused, NotFound.
         """
-        columns = await self._query(tenant_id, source, partial(_list_columns, source=source), connection)
+        list_columns = partial(_list_columns, source=source)
+        columns = await self._query(tenant_id, source, list_columns, timeout=CHECK_TIMEOUT_SECONDS)
         if source.key not in columns:
             raise InvalidInput(
                 f"The query has no column {source.key!r}, the specified key.", code="AUDIENCE_KEY_MISSING",
@@ -68,7 +67,6 @@ class AudienceReader:
                 f"The query has no column token, only: {', '.join(columns)}.", code="INVALID_AUDIENCE",
                 fix="Select the registration token AS token.",
             )  # fmt: skip
-        return columns
 
     async def refresh(self, tenant_id: str, name: str) -> Audience:
         """Refresh an audience, or continue an interrupted refresh.
@@ -113,20 +111,16 @@ class AudienceReader:
         return audience
 
     async def _query(
-        self, tenant_id: str, source: AudienceSource, call: Callable[[Connection], R], connection: Any = None
+        self, tenant_id: str, source: AudienceSource, call: Callable[[Connection], R], timeout: float | None = None
     ) -> R:  # fmt: skip
         """Call a function with a read-only connection to the customer's database."""
         url = source.url
         if source.secret is not None:
-            args = self._keyring(), tenant_id, [source.secret]
-            if connection is None:
-                values = await self._store.run(secrets.decrypt_values, *args)
-            else:
-                values = await self._store.join(connection, secrets.decrypt_values, *args)
+            values = await self._store.run(secrets.decrypt_values, self._keyring(), tenant_id, [source.secret])
             url = values[source.secret]
         assert url is not None
         try:
-            async with asyncio.timeout(None if connection is None else CHECK_TIMEOUT_SECONDS):
+            async with asyncio.timeout(timeout):
                 return await _run_read_only(url, call)
         except ImportError as missing:
             raise Refused(
