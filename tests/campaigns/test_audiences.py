@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,31 @@ def test_the_audience_query_cannot_write(
                 await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
         assert (await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")).members == 21
+        await app.close()
+
+    asyncio.run(body())
+
+
+def test_servers_that_do_not_answer_occupy_no_shared_threads(sqlite_url: str) -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def body() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        app = Timebell(sqlite_url, timezone="UTC")
+        server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+        source = {"url": f"mysql://me@127.0.0.1:{server.sockets[0].getsockname()[1]}/crm", "query": QUERY, "key": "id"}
+        checks = [asyncio.create_task(app.audiences.put(f"crm-{number}", source)) for number in range(4)]
+        try:
+            async with asyncio.timeout(20):
+                while len(connections) < 4:
+                    await asyncio.sleep(0.02)
+                await asyncio.to_thread(int)
+        finally:
+            server.close()
+            for connection in connections:
+                connection.close()
+        refused = await asyncio.gather(*checks, return_exceptions=True)
+        assert [getattr(error, "code", error) for error in refused] == ["AUDIENCE_UNREADABLE"] * 4
         await app.close()
 
     asyncio.run(body())

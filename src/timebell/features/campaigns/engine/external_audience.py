@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
@@ -34,6 +35,8 @@ log = logging.getLogger("timebell.campaigns")
 
 PAGE_SIZE = 1000
 CHECK_TIMEOUT_SECONDS = 20.0  # of a query that is only checked, while its caller waits
+CONNECT_TIMEOUT_SECONDS = 10.0
+QUERY_TIMEOUT_SECONDS = 600.0  # without any data from MySQL or MariaDB; that of the job does not end the thread
 COLUMN_ALIASES = {
     "userid": "user_id", "push_onoff": "push_on", "marketing_onoff": "marketing_on", "pushonoff": "push_on",
     "marketingonoff": "marketing_on",
@@ -155,7 +158,13 @@ async def _run_read_only(url: str, call: Callable[[Connection], R]) -> R:
             await engine.dispose()
     if kind in ("mysql", "mariadb"):
         database_url = database_url.set(drivername="mysql+pymysql")
-    return await asyncio.to_thread(_run_blocking, database_url, call_read_only)
+    # A thread of its own: the shared ones must remain free while a server does not answer.
+    executor = ThreadPoolExecutor(1, thread_name_prefix="timebell-audience")
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor, _run_blocking, database_url, call_read_only)
+    finally:
+        executor.shutdown(wait=False)
 
 
 def _run_blocking(url: URL, operation: Callable[[Connection], R]) -> R:
@@ -163,7 +172,8 @@ def _run_blocking(url: URL, operation: Callable[[Connection], R]) -> R:
         path = f"file:{quote(url.database or '')}?mode=ro"  # otherwise SQLite would create a missing file
         engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(path, uri=True), poolclass=NullPool)
     else:
-        engine = create_engine(url, poolclass=NullPool)
+        timeouts = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "read_timeout": QUERY_TIMEOUT_SECONDS}
+        engine = create_engine(url, poolclass=NullPool, connect_args=timeouts)
     try:
         with engine.connect() as connection:
             return operation(connection)
