@@ -237,6 +237,28 @@ def test_the_audience_query_cannot_write(
     asyncio.run(body())
 
 
+def test_a_date_beyond_the_range_of_python_refuses_only_its_row(
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_url: str
+) -> None:
+    query = "SELECT id, fcm AS token, birth AS birth_date, joined FROM people"
+
+    async def body(url: str) -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        read = await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
+        assert (read.members, read.refused) == (29, 1)
+        joined = {"joined": "2026-01-02 03:04:05+00:00"}
+        assert await app.devices.count({"ageMin": 30, "attributes": joined}) == 28
+        await app.close()
+
+    with database("postgres", tmp_path, request) as (url, execute):
+        execute("ALTER TABLE people ADD birth date DEFAULT '1990-12-31'")
+        execute("ALTER TABLE people ADD joined timestamptz DEFAULT '2026-01-02 04:04:05+01'")
+        execute("UPDATE people SET birth = '20260-05-01' WHERE id = 12")
+        execute("UPDATE people SET joined = 'infinity' WHERE id = 13")
+        asyncio.run(body(url))
+
+
 def test_servers_that_do_not_answer_occupy_no_shared_threads(sqlite_url: str) -> None:
     connections: list[asyncio.StreamWriter] = []
 

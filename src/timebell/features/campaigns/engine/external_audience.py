@@ -148,14 +148,7 @@ async def _run_read_only(url: str, call: Callable[[Connection], R]) -> R:
         return call(connection)
 
     if kind == "postgresql":
-        from sqlalchemy.ext.asyncio import create_async_engine
-
-        engine = create_async_engine(database_url.set(drivername="postgresql+asyncpg"))
-        try:
-            async with engine.connect() as connection:
-                return await connection.run_sync(call_read_only)
-        finally:
-            await engine.dispose()
+        return await _run_postgres(database_url, call_read_only)
     if kind in ("mysql", "mariadb"):
         database_url = database_url.set(drivername="mysql+pymysql")
     # A thread of its own: the shared ones must remain free while a server does not answer.
@@ -165,6 +158,23 @@ async def _run_read_only(url: str, call: Callable[[Connection], R]) -> R:
         return await loop.run_in_executor(executor, _run_blocking, database_url, call_read_only)
     finally:
         executor.shutdown(wait=False)
+
+
+async def _run_postgres(url: URL, operation: Callable[[Connection], R]) -> R:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from timebell.store.dialects.postgres import text_dates
+
+    engine = create_async_engine(
+        url.set(drivername="postgresql+asyncpg"), connect_args={"server_settings": text_dates.SESSION_SETTINGS}
+    )
+    try:
+        async with engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            await text_dates.read_dates_as_text(driver)
+            return await connection.run_sync(operation)
+    finally:
+        await engine.dispose()
 
 
 def _run_blocking(url: URL, operation: Callable[[Connection], R]) -> R:
