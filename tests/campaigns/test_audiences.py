@@ -237,6 +237,45 @@ def test_the_audience_query_cannot_write(
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("column", ["push_on", "PUSH_ON", "pushOn", "push_onoff"])
+def test_columns_mean_fields_in_any_spelling(unchanged_people: CustomerDatabase, sqlite_url: str, column: str) -> None:
+    url, _ = unchanged_people
+    quote = "`" if url.startswith("m") else '"'
+    query = f"SELECT id, fcm AS token, consent AS {quote}{column}{quote} FROM people"
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
+        assert await app.devices.count({"audience": "crm", "pushOnOff": True}) == 15
+        await app.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("column", "remedy"),
+    [
+        ("pushonof", "Did you mean pushOnOff? If it is an attribute, name it attributes.pushonof."),
+        ("marketing_on, consent AS marketingonoff", "Select one of them."),
+    ],
+)
+def test_a_column_that_resembles_a_field_is_refused(
+    unchanged_people: CustomerDatabase, sqlite_url: str, column: str, remedy: str
+) -> None:
+    url, _ = unchanged_people
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        query = f"SELECT id, fcm AS token, consent AS {column} FROM people"
+        with pytest.raises(InvalidInput) as refused:
+            await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        assert (refused.value.code, refused.value.fix) == ("INVALID_AUDIENCE", remedy)
+        await app.close()
+
+    asyncio.run(body())
+
+
 def test_a_date_beyond_the_range_of_python_refuses_only_its_row(
     request: pytest.FixtureRequest, tmp_path: Path, sqlite_url: str
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
 from decimal import Decimal
@@ -22,7 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.features.campaigns.model.audience_source import AudienceSource
-from timebell.features.campaigns.model.device import DEVICE_FIELDS, validate_device
+from timebell.features.campaigns.model.device import validate_device
+from timebell.features.campaigns.model.device_import import FIELD_NAMES, resolve_column
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.store import audiences
 from timebell.features.campaigns.store.audiences import Audience
@@ -37,10 +38,6 @@ PAGE_SIZE = 1000
 CHECK_TIMEOUT_SECONDS = 20.0  # of a query that is only checked, while its caller waits
 CONNECT_TIMEOUT_SECONDS = 10.0
 QUERY_TIMEOUT_SECONDS = 600.0  # without any data from MySQL or MariaDB; that of the job does not end the thread
-COLUMN_ALIASES = {
-    "userid": "user_id", "push_onoff": "push_on", "marketing_onoff": "marketing_on", "pushonoff": "push_on",
-    "marketingonoff": "marketing_on",
-}  # fmt: skip
 _READ_ONLY = {
     "postgresql": "SET TRANSACTION READ ONLY", "sqlite": "PRAGMA query_only = 1",
     "mysql": "SET TRANSACTION READ ONLY", "mariadb": "SET TRANSACTION READ ONLY",
@@ -70,6 +67,7 @@ class AudienceReader:
                 f"The query has no column token, only: {', '.join(columns)}.", code="INVALID_AUDIENCE",
                 fix="Select the registration token AS token.",
             )  # fmt: skip
+        _resolve_columns(columns, source.key)
 
     async def refresh(self, tenant_id: str, name: str) -> Audience:
         """Refresh an audience, or continue an interrupted refresh.
@@ -97,7 +95,8 @@ class AudienceReader:
             if not rows:
                 break
             with_token = [row for row in rows if row["token"] not in (None, "")]
-            registrations, invalid = await asyncio.to_thread(_devices_from_rows, with_token, source.key)
+            columns = _resolve_columns(rows[0], source.key)
+            registrations, invalid = await asyncio.to_thread(_devices_from_rows, with_token, columns)
             without_token = len(rows) - len(with_token)
             audience = await self._store.run(
                 audiences.store_page, current, registrations, invalid, without_token, keys[-1], self._now()
@@ -221,33 +220,61 @@ def _escape_colons(source: AudienceSource) -> str:
     return source.query.replace(":", "\\:")
 
 
-def _devices_from_rows(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+def _resolve_columns(names: Iterable[str], key: str) -> dict[str, tuple[str, bool]]:
+    """Return the field or the attribute of each column but the token and a mere key, and whether it is an attribute.
+
+    Raises InvalidInput (INVALID_AUDIENCE) for a name that resembles a field, and for two columns of one field.
+    """
+    columns = {"token": ("token", False)}
+    for name in names:
+        if name == "token":
+            continue
+        try:
+            found, is_attribute = resolve_column(name)
+        except InvalidInput as error:
+            if name == key:
+                continue
+            raise InvalidInput(error.message, code="INVALID_AUDIENCE", fix=error.fix) from None
+        if is_attribute and name == key:
+            continue
+        column = found if is_attribute else FIELD_NAMES.get(found, found), is_attribute
+        if column in columns.values():
+            raise InvalidInput(
+                f"The query has two columns for {found}.", code="INVALID_AUDIENCE", fix="Select one of them."
+            )
+        columns[name] = column
+    del columns["token"]
+    return columns
+
+
+def _devices_from_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, bool]]
+) -> tuple[list[tuple[str, dict[str, Any]]], int]:
     """Return the device registrations of rows, and the number of invalid rows."""
     registrations, invalid = [], 0
     for row in rows:
         fields: dict[str, Any] = {}
         attributes: dict[str, Any] = {}
-        for name, value in row.items():
-            field = COLUMN_ALIASES.get(str(name).lower(), str(name))
-            is_field = field in DEVICE_FIELDS and field != "attributes"
-            if name == "token" or (value is None and is_field) or (name == key and field not in DEVICE_FIELDS):
-                continue
-            if field in ("push_on", "marketing_on") and value in (0, 1):
-                fields[field] = bool(value)
-            elif field == "topics" and isinstance(value, str):
-                fields[field] = value.split()
-            elif field == "user_id":
-                fields[field] = str(value)
-            elif is_field:
-                fields[field] = _to_plain_value(value)
-            else:
+        for name, (field, is_attribute) in columns.items():
+            value = row[name]
+            if is_attribute:
                 attributes[field] = _to_plain_value(value)
+            elif value is not None:
+                fields[field] = _to_field_value(field, value)
         try:
             fields |= {"attributes": attributes} if attributes else {}
             registrations.append((message.check_recipient("token", row["token"]), validate_device(fields)))
         except TimebellError:
             invalid += 1
     return registrations, invalid
+
+
+def _to_field_value(field: str, value: Any) -> Any:
+    if field in ("push_on", "marketing_on") and value in (0, 1):
+        return bool(value)
+    if field == "topics" and isinstance(value, str):
+        return value.split()
+    return str(value) if field == "user_id" else _to_plain_value(value)
 
 
 def _to_plain_value(value: Any) -> Any:
