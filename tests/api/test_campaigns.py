@@ -141,6 +141,20 @@ async def test_columns_are_found_under_their_other_names_and_have_types(make: Ca
         assert found["attributes"] == {"score": 42, "vip": True, "zip": "01234", "usrid": 'a\nb, "c"'}
 
 
+async def test_a_compressed_import_reads_all_members_and_fails_if_it_is_cut_off(make: Callable[..., Any]) -> None:
+    members = [gzip.compress(line) for line in (b"token\nphone-0001\n", b"phone-0002\n")]
+    cut_off, trailing = b"".join(members)[:-9], members[0] + b"not compressed"
+    async with make() as web:
+        for body, state, problem in (
+            (b"".join(members), "completed", None), (members[0] + bytes(512), "completed", None),
+            (cut_off, "failed", "not valid gzip: it ends too early"), (trailing, "failed", "not valid gzip"),
+        ):  # fmt: skip
+            created = (await web.ask("POST", "/devices/bulk", body, **CSV_TYPE, content_encoding="gzip")).json()
+            assert (created["state"], problem is None) == (state, created["errors"] == [])
+            assert problem is None or problem in created["errors"][0]["detail"]
+        assert len((await web.get("/devices")).json()["items"]) == 2
+
+
 async def test_a_missing_quote_costs_one_line(make: Callable[..., Any]) -> None:
     lines = b'token,name\nphone-0000,"open\n' + b"".join(b"phone-%04d,x\n" % n for n in range(1, 300))
     async with make() as web:
