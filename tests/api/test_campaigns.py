@@ -441,3 +441,13 @@ async def test_tenants_do_not_see_each_other(make: Callable[..., Any]) -> None:
         is_problem(await web.get(f"/devices/{device['id']}", key=mine), 404, "DEVICE_NOT_FOUND")
         is_problem(await web.post(f"/campaigns/{campaign['id']}/start", key=mine), 404, "CAMPAIGN_NOT_FOUND")
         assert (await web.post("/audiences/count", {}, key=mine)).json()["count"] == 0
+
+
+async def test_an_empty_time_zone_is_refused_instead_of_replaced_by_the_default(make: Callable[..., Any]) -> None:
+    message = {"title": "t", "body": "b", "localTime": "2090-01-01T09:00:00"}
+    async with make(timezone="UTC") as web:
+        is_problem(await web.post("/campaigns", {**message, "timezone": ""}), 422, "INVALID_TIMEZONE")
+        created = await web.post("/campaigns", {**message, "timezone": "Asia/Seoul"})
+        assert created.status_code == 201, created.text
+        changed = await web.ask("PATCH", f"/campaigns/{created.json()['id']}", {"timezone": ""}, if_match="*")
+        is_problem(changed, 422, "INVALID_TIMEZONE")
