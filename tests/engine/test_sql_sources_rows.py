@@ -339,6 +339,22 @@ def test_the_outbox_records_changes_of_joined_tables_in_commit_order(postgres: P
     _run(body(), postgres, url)
 
 
+def test_keys_beyond_the_range_of_their_column_hide_no_other_row(tmp_path: Path, postgres: Postgres) -> None:
+    server_url = postgres.create_database()
+
+    async def body() -> None:
+        for url in (server_url, f"sqlite:///{tmp_path}/theirs.db"):
+            rows = Rows(url)
+            await rows.write("CREATE TABLE shifts (id integer PRIMARY KEY, start_at text)")
+            await rows.write("INSERT INTO shifts VALUES (1, '2040-01-01'), (2, '2040-01-01'), (4, '2040-01-01')")
+            adapter = create_adapter("sql", {"url": url, "table": "shifts"})
+            found = await adapter.read_rows(["1", "3000000000", "2", "9" * 25, "4"])
+            assert set(found.rows) == {"1", "2", "4"}
+            await adapter.close()
+
+    _run(body(), postgres, server_url)
+
+
 def _run(test: Any, server: Any, url: str) -> None:
     try:
         asyncio.run(asyncio.wait_for(test, timedelta(seconds=50).total_seconds()))

@@ -49,6 +49,7 @@ CHANGE_MODES = ("compare", "cursor", "outbox")
 DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 240.0
 STATEMENT_TIMEOUT_SECONDS = 20.0
 MAX_JOINED_TABLES = 20
+UNFIT_PARAMETER = re.compile("invalid input for query argument|int too large to convert")  # of asyncpg, and of sqlite3
 MISSING_TABLE = re.compile(r"relation .* does not exist|no such table|Table .* doesn't exist")
 WRONG_SQLITE_QUERY = re.compile(r"no such|syntax error|ambiguous|incomplete input|unrecognized token|misuse")
 WRONG_MYSQL_QUERY = (1052, 1054, 1064, 1142, 1143, 1146, 1305)
@@ -150,16 +151,13 @@ class SqlTable:
         key_type = await self._find_key_type() if keys else None
         if key_type is None:
             return RowPage({}, None)
-        parameters = {}
-        for number, key in enumerate(keys):
+        values = []
+        for key in keys:
             try:
-                parameters[f"k{number}"] = parse_key(key, key_type)
+                values.append(parse_key(key, key_type))
             except ValueError:
                 continue  # no row has such a key
-        if not parameters:
-            return RowPage({}, None)
-        where = f"{self._key_column} IN ({', '.join(f':{name}' for name in parameters)})"
-        rows, problems = await self._fetch_page(where, self._key_column, parameters, self.page_size)
+        rows, problems = await self._fetch_rows(values)
         return RowPage(self._items_by_key(rows, problems), None, problems)
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
@@ -280,6 +278,26 @@ class SqlTable:
                 rows.append(row)
                 problems[key_text(row[self.key])] = f"A value cannot be read: {error}"[:300]
         return rows, problems
+
+    async def _fetch_rows(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return the rows with these keys; see `_fetch_page`.
+
+        A key of a joined table may be too large for the column. The database then refuses the query for all keys.
+        """
+        if not keys:
+            return [], {}
+        parameters = {f"k{number}": key for number, key in enumerate(keys)}
+        where = f"{self._key_column} IN ({', '.join(f':{name}' for name in parameters)})"
+        try:
+            return await self._fetch_page(where, self._key_column, parameters, self.page_size)
+        except SourceFailed as error:
+            if UNFIT_PARAMETER.search(error.message) is None:
+                raise
+        if len(keys) == 1:
+            return [], {}  # no row has such a key
+        middle = len(keys) // 2
+        first, second = await self._fetch_rows(keys[:middle]), await self._fetch_rows(keys[middle:])
+        return [*first[0], *second[0]], first[1] | second[1]
 
     async def _find_key_type(self) -> type | None:
         """Return the type of the keys; None if there are no rows."""
