@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.features.triggers.sources import outbox
-from timebell.features.triggers.sources.base import InvalidSourceQuery, RowPage
+from timebell.features.triggers.sources.base import InvalidSourceQuery, InvalidSourceValue, RowPage
 from timebell.features.triggers.sources.change_cursor import ChangeCursor
 from timebell.features.triggers.sources.identifiers import is_valid_name, quote_name, quote_table, split_table
 from timebell.features.triggers.sources.mysql_source import MysqlDatabase
@@ -344,7 +344,7 @@ class SqlTable:
         try:
             return await self._fetch_values(query, parameters, first=first)
         except (ValueError, OverflowError) as error:
-            raise SourceFailed(f"A value cannot be read: {error}"[:300]) from error
+            raise InvalidSourceValue(f"A value cannot be read: {error}"[:300]) from error
 
     async def _fetch_values(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[Row]:
         """Run a query. Raises SourceFailed, and ValueError or OverflowError for a row with an invalid value."""
@@ -452,7 +452,11 @@ def _invalid_options(message: str, fix: str) -> InvalidInput:
 def _source_failed(error: BaseException) -> SourceFailed:
     original = getattr(error, "orig", None) or error
     reason = str(original) or ("no answer in time." if isinstance(original, TimeoutError) else type(error).__name__)
-    failure = InvalidSourceQuery if _is_wrong_query(original) else SourceFailed
+    failure = SourceFailed
+    if _is_wrong_query(original):
+        failure = InvalidSourceQuery
+    elif isinstance(original, ValueError):  # the driver cannot send a value
+        failure = InvalidSourceValue
     return failure(f"The source cannot be read: {reason[:300]}", fix="Check its options, and that it is running.")
 
 
