@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from timebell.api.conditions import require_query_permission
 from timebell.api.executions import ExecutionPage, render_execution
 from timebell.api.history import HistoryPage, history_response
-from timebell.api.if_match import IfMatch, matches
+from timebell.api.if_match import IfMatch, check_absent, matches
 from timebell.api.job_fields import JobOut, RequestOut, render_job
 from timebell.api.jobs import Statuses
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
@@ -326,6 +326,8 @@ async def put_schedule(
         raise Conflict(f"The schedule {name!r} already exists.", code="SCHEDULE_EXISTS", existing=existing.id)
     if existing is not None:
         await lock_if_match(ctx, existing.id, if_match)
+    else:
+        check_absent(if_match, f"The schedule {name!r:.80}")
     schedule = await _write_schedule(ctx, body.model_copy(update={"name": name}), replace=True)
     return schedule_response(schedule, 201 if existing is None else 200)
 

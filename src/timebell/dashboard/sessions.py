@@ -87,10 +87,10 @@ class Sessions:
         local = await authenticator.authenticate(request)
         return Visitor(_with_tenant(local, None, request), _form_token(self._local_token), signed_in=False)
 
-    async def _find_visitor(self, token: str, request: Request) -> Visitor | None:
+    async def _find_visitor(self, token: str, request: Request, *, peek: bool = False) -> Visitor | None:
         app, address = self._app, request_address(request)
         now = app.clock.now()
-        row = await app.store.run(users.find_session, session_id(token), now)
+        row = await app.store.run(users.find_session, session_id(token), now, peek=peek)
         if row is None:
             return None
         session, user = row
@@ -124,7 +124,8 @@ class Sessions:
         Raises WrongCode, SignInExpired, TooManySignIns, Refused.
         """
         awaiting_id = session_id(request.cookies.get(CODE_COOKIE, ""))
-        found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
+        async with authenticator.capacity.lookups.hold(client_network(request_address(request))):  # as in `identify`
+            found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
         if found is None or found[1] is None:
             raise SignInExpired("This sign-in has expired.", fix="Enter name and password again.")
         match = await check_code(authenticator, request, found[1], code)
@@ -200,12 +201,7 @@ class Sessions:
     async def is_active(self, request: Request) -> bool:
         """Return whether an open page may still receive events. Does not extend the session."""
         token = request.cookies.get(SESSION_COOKIE)
-        if token is None:
-            return True
-        return (
-            await self._app.store.run(users.find_session, session_id(token), self._app.clock.now(), peek=True)
-            is not None
-        )
+        return token is None or await self._find_visitor(token, request, peek=True) is not None
 
     async def sign_out(self, request: Request, visitor: Visitor) -> None:
         """Delete the session of this browser."""

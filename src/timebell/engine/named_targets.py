@@ -91,7 +91,8 @@ async def deliver(
         options = target.check(resolved.options)
     except (InvalidInput, Refused) as error:  # a secret was replaced, or the rules became stricter
         is_unconfigured = error.code == "BROKER_NOT_CONFIGURED"  # on this node; others may have the connection
-        outcome = Outcome.failed(error.code, mask_secrets(str(error), resolved.secrets), retryable=is_unconfigured)
+        outcome = Outcome.failed(error.code, mask_secrets(str(error), resolved.secrets))
+        outcome.retryable = is_unconfigured or isinstance(error, Refused)  # the settings of another node may allow it
         outcome.uses_attempt = not is_unconfigured
         return outcome
     try:

@@ -722,3 +722,15 @@ def test_a_job_due_now_needs_no_time_zone(remote: Cli) -> None:
     assert as_json(remote("job", "create", "mail.send", "--dry-run", "-o", "json"))["job"]["timezone"] == "UTC"
     done = remote("job", "create", "mail.send", "--at", "2040-01-01T00:00:00+09:00")
     assert (done.code, "TIMEZONE_MISSING" in done.err) == (2, True)
+
+
+def test_an_empty_time_zone_is_refused_instead_of_replaced_by_the_default(
+    remote: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMEBELL_DEFAULT_TIMEZONE", "Asia/Seoul")
+    schedule = ("schedule", "create", "daily", "--cron", "0 9 * * *", "--topic", "mail.send")
+    for command in (schedule, ("job", "create", "mail.send")):
+        assert remote(*command, "--dry-run").code == 0
+        refused = remote(*command, "--timezone", "", "--dry-run")
+        assert refused.code != 0
+        assert "INVALID_TIMEZONE" in refused.err

@@ -10,6 +10,7 @@ from typing import TypeVar
 from timebell.clock import Clock
 from timebell.errors import SourceFailed
 from timebell.features.triggers.model.trigger import SOURCE_BUDGET_SPENT, SOURCE_UNAUTHORIZED, Source
+from timebell.features.triggers.sources.base import InvalidSourceQuery, InvalidSourceValue
 
 R = TypeVar("R")
 
@@ -95,7 +96,8 @@ class SourceAccess:
                 self._breaker.record_failure(problem)
                 raise SourceFailed(problem) from None
             except SourceFailed as error:
-                if error.code not in UNPAUSED_FAILURES:
+                answers = isinstance(error, (InvalidSourceQuery, InvalidSourceValue))  # other reads may succeed
+                if error.code not in UNPAUSED_FAILURES and not answers:
                     self._breaker.record_failure(error.message)
                 raise
             self._breaker.record_success()
