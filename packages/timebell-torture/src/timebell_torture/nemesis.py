@@ -56,8 +56,6 @@ class Nemesis:
         self.proxies: dict[str, Proxy] = {}
         self.direct_proxy: Proxy | None = None
         """Leads to the current server, without faults."""
-        self.pooler_proxy: Proxy | None = None
-        """Leads PgBouncer to the current server."""
         self.standby: Standby | None = None
         """The standby of the server, until it is promoted."""
         self._standby_count = 0
@@ -104,8 +102,7 @@ class Nemesis:
         self.direct_proxy = Proxy("127.0.0.1", self.server.port, Random(0))
         self.direct = self.server.url(await self.direct_proxy.start())
         if self.plan.store == "pgbouncer" or "pool" in self.plan.faults:
-            self.pooler_proxy = Proxy("127.0.0.1", self.server.port, Random(0))
-            self.bouncer = PgBouncer(Path(self.plan.sockets) / "pgbouncer", await self.pooler_proxy.start())
+            self.bouncer = PgBouncer(Path(self.plan.sockets) / "pgbouncer", self.direct_proxy.port)
             self.bouncer.start()
         urls = {}
         for name in ("client", *self.plan.nodes):
@@ -142,9 +139,8 @@ class Nemesis:
         await asyncio.to_thread(shutil.rmtree, former.folder, ignore_errors=True)
 
     def server_proxies(self) -> list[Proxy]:
-        """Return the proxies that lead from clients, and from PgBouncer, to the host of the database."""
-        proxies = [proxy for name, proxy in self.proxies.items() if self.bouncer is None or not self._is_pooled(name)]
-        return [*proxies, *filter(None, [self.pooler_proxy])]
+        """Return the proxies that lead directly to the host of the database, without PgBouncer in between."""
+        return [proxy for name, proxy in self.proxies.items() if self.bouncer is None or not self._is_pooled(name)]
 
     def _is_pooled(self, name: str) -> bool:
         """Return whether a client uses PgBouncer, if there is one: all, or only the last node."""
@@ -158,7 +154,7 @@ class Nemesis:
         await asyncio.gather(*(node.wait_for_exit(35) for node in self.nodes.values()))
         for node in self.nodes.values():
             node.kill()
-        for proxy in (*self.proxies.values(), *filter(None, [self.pooler_proxy, self.direct_proxy])):
+        for proxy in (*self.proxies.values(), *filter(None, [self.direct_proxy])):
             await proxy.close()
         if self.bouncer is not None:
             self.bouncer.kill()

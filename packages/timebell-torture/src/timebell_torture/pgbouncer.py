@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 SERVER_CONNECTIONS = 4  # connections from PgBouncer to the database
-CONNECT_TIMEOUT_SECONDS = 3  # by default it waits 15 s for a host that has gone silent
 PROGRAM = "pgbouncer"
 
 
@@ -40,8 +39,7 @@ class PgBouncer:
             f"[databases]\n* = host=127.0.0.1 port={database_port} user=timebell\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
             f"pool_mode = {mode}\ndefault_pool_size = {server_connections}\nmax_client_conn = {max_clients}\n"
-            f"server_login_retry = {login_retry:g}\nserver_connect_timeout = {CONNECT_TIMEOUT_SECONDS}\n"
-            "log_connections = 0\nlog_disconnections = 0\n"
+            f"server_login_retry = {login_retry:g}\nlog_connections = 0\nlog_disconnections = 0\n"
         )
         self._process: subprocess.Popen[bytes] | None = None
 
