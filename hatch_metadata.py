@@ -32,8 +32,8 @@ def find_project_url(root: Path) -> str | None:
     """Return the address of the repository's page, or None."""
     if url := os.environ.get("TIMEBELL_PROJECT_URL"):
         return url.rstrip("/")
-    packed = root / "PKG-INFO"
-    text = packed.read_text(encoding="utf-8") if packed.is_file() else ""
+    package_info = root / "PKG-INFO"
+    text = package_info.read_text(encoding="utf-8") if package_info.is_file() else ""
     found = re.search(r"^Project-URL: Repository, (\S+)$", text, re.MULTILINE)
     return None if found is None else found[1]
 

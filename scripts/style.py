@@ -18,10 +18,14 @@ ROOT = Path(__file__).parents[1]
 BASE = "1c973f7"  # subjects are checked from the commit after this one
 MAX_SUBJECT_LENGTH = 72
 MAX_TEMPLATE_LINE_LENGTH = 119
-CHECKED = ("src", "docs", "packages", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+CHECKED = (
+    *("src", "docs", "packages", "scripts", "benchmarks", "examples", "deploy", "clients/typescript/README.md"),
+    *("hatch_build.py", "hatch_metadata.py", "hatch_version.py"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ROADMAP.md"),
+)
 SUFFIXES = {".py", ".md", ".html", ".js", ".css"}
 TEMPLATES = ("src/timebell/dashboard/", "src/timebell/features/")
-GENERATED = ("src/timebell/dashboard/static/vendor/",)
+UNCHECKED = ("src/timebell/dashboard/static/vendor/", "scripts/style.py")
 _SPACE = r"[\s#\"]+"  # a phrase may continue in the next line of a comment or string
 _PHRASES = (
     *("whoever", "somebody", "nobody", "hearsay", "told", "unheard", "befalls?"),
@@ -59,8 +63,8 @@ def _files(root: Path) -> Iterator[Path]:
     for checked in CHECKED:
         path = root / checked
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            is_generated = file.relative_to(root).as_posix().startswith(GENERATED)
-            if file.suffix in SUFFIXES and file.is_file() and not is_generated:
+            is_unchecked = file.relative_to(root).as_posix().startswith(UNCHECKED)
+            if file.suffix in SUFFIXES and file.is_file() and not is_unchecked:
                 yield file
 
 

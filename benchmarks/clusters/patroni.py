@@ -165,7 +165,7 @@ class PatroniCluster:
                 os.kill(process, signal.SIGKILL)
 
     def kill_patroni(self) -> None:
-        """Kill only the Patroni of the leader: its PostgreSQL goes on, but another one is promoted."""
+        """Kill only the Patroni of the leader: its PostgreSQL continues, but another one is promoted."""
         leader = self.leader
         for process in set(leader.processes()) - set(leader.postgres_processes()):
             with suppress(ProcessLookupError):

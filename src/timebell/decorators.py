@@ -16,7 +16,7 @@ from timebell.client.validation import check_priority, check_queue_name
 from timebell.durations import Duration
 from timebell.errors import InvalidInput, InvalidRecurrence, InvalidTimezone
 from timebell.facade import FacadeMixin
-from timebell.model.policy import Retry, parse_seconds
+from timebell.model.policy import OnUnhandled, Retry, parse_seconds
 from timebell.model.routes import check_pattern
 from timebell.targets.arrived import Arrived
 from timebell.targets.handler import Executor, Handler, Handlers, Middleware, is_redefinition
@@ -69,6 +69,7 @@ class DecoratorMixin(FacadeMixin):
     """The decorators and other declarations of `Timebell`."""
 
     _handlers: Handlers
+    _on_unhandled: OnUnhandled
     _schedules: list[CodeSchedule]
     _queues: dict[str, Limits]
     _lifespan: Callable[[], AbstractAsyncContextManager[Any]]
@@ -171,11 +172,17 @@ class DecoratorMixin(FacadeMixin):
         `schedule_repeat`. Raises InvalidInput.
         """
         if sum(value is not None for value in (cron, every, rrule)) != 1:
-            raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
+            raise InvalidInput(
+                "A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING",
+                fix='For example: @app.schedule("report", cron="0 9 * * *"). For dates, use app.schedule_repeat.',
+            )  # fmt: skip
         from timebell.recurrence import Cron, Every, RRule, parse_cron
 
         schedule_topic = topic or name
         definition = {**options, "payload": payload, "name": name}
+        # A change of a default of the app changes the schedule, too.
+        defaults = {"timezone": self.settings.default_timezone, "on_unhandled": self._on_unhandled}
+        definition |= {option: value for option, value in defaults.items() if definition.get(option) is None}
         spec: Spec
         try:
             if every is not None:

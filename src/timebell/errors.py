@@ -1,4 +1,4 @@
-"""The exception hierarchy. Every error has a message, a fix and a stable code.
+"""The exception hierarchy. Every error has a message and a stable code, and a fix unless the message says it.
 
 TimebellError
 ├── InvalidInput (also a ValueError)     invalid argument: nothing was written
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 
 class TimebellError(Exception):
-    """Base class. `code` is a stable UPPER_SNAKE name; `fix` is a sentence on how to resolve the error."""
+    """Base class. `code` is a stable UPPER_SNAKE name; `fix` is a sentence on how to resolve the error, or empty."""
 
     code: str = "TIMEBELL_ERROR"
 

@@ -15,7 +15,7 @@ from timebell.client.created import job_from_new, lazy_jobs
 from timebell.client.job_spec import JobSpec, build_spec
 from timebell.clock import Clock
 from timebell.durations import Duration
-from timebell.errors import JobFailed, Refused, WaitTimeout
+from timebell.errors import InvalidInput, JobFailed, Refused, WaitTimeout
 from timebell.model.job import FINISHED, Job, JobState, UniformJobs
 from timebell.model.policy import parse_seconds
 from timebell.model.routes import check_pattern
@@ -151,6 +151,11 @@ class FacadeMixin(ABC):
         Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless
         `replace`; REVISION_STALE).
         """
+        if replace and name is None:
+            raise InvalidInput(
+                "replace refers to a schedule by its name, and none was specified.", code="INVALID_NAME",
+                fix='Pass the name: schedule_repeat(..., name="nightly", replace=True).',
+            )  # fmt: skip
         await self.open()
         definition = {**options, "payload": payload, "name": name}
         since = await self.schedules.find_created_at(definition, connection) if replace else None
@@ -197,8 +202,8 @@ class FacadeMixin(ABC):
     ) -> BulkCancelResult:
         """Cancel every live job of a tenant that matches all given filters.
 
-        Returns how many were `prevented` and how many are `in_flight`; no match is no error. Raises InvalidInput
-        (FILTER_MISSING) without any filter.
+        Returns how many were `prevented` and how many are `in_flight`; both are 0 if no job matches. Raises
+        InvalidInput (FILTER_MISSING) without any filter.
         """
         filters = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
         return await self._jobs.cancel_matching(filters, tenant_id)
@@ -252,7 +257,7 @@ class FacadeMixin(ABC):
 
         Use `async with app.arrivals("billing.*") as events:`, then `async for event in events:`. `topic` is a topic, a
         prefix or `*`; `tenant_id` None means all tenants. Events are hints: each is delivered at most once, missed ones
-        are not repeated, and no job waits for a subscriber. With SQLite, only events of this process's engine arrive,
+        are not repeated, and no job waits for a subscriber. With SQLite and MariaDB, only those of this process arrive,
         unless TIMEBELL_ARRIVALS_URL names a Redis server. Raises InvalidInput, Refused (ARRIVALS_NOT_SHARED),
         StoreUnreachable.
         """
@@ -275,7 +280,7 @@ class FacadeMixin(ABC):
             self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         if self._arrival_hub.channel is None and self.service is None:
             raise Refused(
-                "No engine runs in this process, and SQLite cannot notify other processes.",
+                "No engine runs in this process, and only PostgreSQL can notify other processes.",
                 code="ARRIVALS_NOT_SHARED",
                 fix="Subscribe within app.running(), use PostgreSQL, or set TIMEBELL_ARRIVALS_URL to a Redis server.",
             )
@@ -288,7 +293,7 @@ class FacadeMixin(ABC):
     async def wait(self, job_id: str, timeout: Duration | None = None, *, tenant_id: str | None = None) -> Job:
         """Wait until a job is final, and return it if it completed.
 
-        `timeout` is a duration (numbers are seconds); None waits for ever. Raises NotFound, JobFailed (the job failed,
+        `timeout` is a duration (numbers are seconds); None waits forever. Raises NotFound, JobFailed (the job failed,
         was cancelled or skipped), WaitTimeout.
         """
         limit = None if timeout is None else parse_seconds(timeout, "timeout")
@@ -306,7 +311,10 @@ class FacadeMixin(ABC):
         finally:
             alarm.close()
         if job.state is not JobState.COMPLETED:
-            raise JobFailed(f"Job {job_id} is {job.state}: {job.error or job.reason or 'no reason is known'}.")
+            raise JobFailed(
+                f"Job {job_id} is {job.state}: {job.error or job.reason or 'no reason is known'}.",
+                fix="app.get(job_id) returns its attempts; app.retry(job_id) runs a failed job again.",
+            )
         return job
 
     async def list(

@@ -177,7 +177,7 @@ class Stream(asyncio.Protocol):
             self._socket.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # the class of uvloop is not derived from it
 
     def data_received(self, data: bytes) -> None:
         self._received += data

@@ -230,7 +230,8 @@ def validate_kind(kind: Any, kinds: Collection[str]) -> str:
     """Return `kind` if it is one of `kinds`. Raises InvalidInput (UNKNOWN_TARGET_KIND)."""
     if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInput(
-            f"There is no target {kind!r:.60}.", code="UNKNOWN_TARGET_KIND",
+            "The target has no kind." if kind is None else f"There is no target {kind!r:.60}.",
+            code="UNKNOWN_TARGET_KIND",
             fix=f'The kinds are {", ".join(kinds)}; use {{"name": ...}} for a named target.',
         )  # fmt: skip
     return kind

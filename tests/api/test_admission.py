@@ -18,9 +18,9 @@ from timebell.api.admission import (
     BodyTooLarge,
     ClientGone,
     FairSlots,
+    FairSteps,
     ImportPace,
     TooBusy,
-    Turns,
     hold_for_each,
 )
 
@@ -186,7 +186,7 @@ async def _take_at_once(slots: FairSlots) -> None:
 
 
 async def test_a_request_runs_its_next_steps_beside_one_step_of_the_requests_of_another_client() -> None:
-    turns, steps = Turns(), []
+    turns, steps = FairSteps(), []
 
     async def request(owner: str) -> None:
         for _ in range(5):
@@ -205,7 +205,7 @@ async def test_a_request_runs_its_next_steps_beside_one_step_of_the_requests_of_
 
 
 async def test_requests_that_have_begun_come_before_new_ones() -> None:
-    turns, steps = Turns(), []
+    turns, steps = FairSteps(), []
 
     async def request(number: int) -> None:
         for _ in range(3):
@@ -221,7 +221,7 @@ async def test_a_burst_of_the_only_client_leaves_the_loop_to_others_after_a_few_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "SHARED_LOOP_SECONDS", 0)  # no other client now
-    turns, begun, begun_per_pass = Turns(), [], []
+    turns, begun, begun_per_pass = FairSteps(), [], []
 
     async def request() -> None:
         begun.append(None)
@@ -235,7 +235,7 @@ async def test_a_burst_of_the_only_client_leaves_the_loop_to_others_after_a_few_
 
 
 async def test_a_request_in_turns_returns_raises_and_is_cancelled_like_any_other() -> None:
-    turns, cleaned = Turns(), []
+    turns, cleaned = FairSteps(), []
 
     async def succeed() -> int:
         await asyncio.sleep(0)
@@ -267,7 +267,7 @@ async def test_a_request_in_turns_returns_raises_and_is_cancelled_like_any_other
 
 
 async def test_an_import_makes_room_for_other_requests_until_a_second_after_the_last() -> None:
-    loop, turns = asyncio.get_running_loop(), Turns()
+    loop, turns = asyncio.get_running_loop(), FairSteps()
     now = 10.0
 
     async def request() -> None:

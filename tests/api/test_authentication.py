@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -247,6 +248,19 @@ async def test_invalid_bodies_are_refused_before_anything_is_written(make: Make)
             is_problem(await web.ask("POST", "/schedules", body), status, code)
         is_problem(await web.ask("POST", "/schedules", b"{}", content_type="text/plain"), 415, "MEDIA_TYPE_UNSUPPORTED")
         is_problem(await web.ask("POST", "/schedules", b"{}", content_encoding="gzip"), 415, "MEDIA_TYPE_UNSUPPORTED")
+
+
+async def test_every_operation_with_a_body_limits_it_and_refuses_invalid_json(make: Make) -> None:
+    bodies = [
+        (method, re.sub(r"\{\w+\}", "x", path.removeprefix("/api/v1")))
+        for path, methods in v1.build_openapi()["paths"].items() for method, details in methods.items()
+        if "application/json" in details.get("requestBody", {}).get("content", ())
+    ]  # fmt: skip
+    assert len(bodies) > 60
+    async with make() as web:
+        for method, path in bodies:
+            is_problem(await web.ask(method.upper(), path, b"{"), 400, "INVALID_JSON")
+            is_problem(await web.ask(method.upper(), path, b" " * 300_000), 413, "BODY_TOO_LARGE")
 
 
 @pytest.mark.parametrize("operation", [

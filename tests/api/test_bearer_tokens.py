@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -114,13 +116,24 @@ async def test_tokens_work_while_the_provider_is_down_if_its_keys_are_known(
         assert {answer.status_code for answer in answers} == {401}
 
 
-async def test_a_stream_ends_with_its_token(make: Make, provider: ProviderStandIn) -> None:
+async def test_a_stream_ends_with_its_token_and_when_its_user_is_disabled(
+    make: Make, provider: ProviderStandIn
+) -> None:
     async with make(open_here=False) as web:
         await web.app.open()
         authenticator = web.site.authenticator
-        caller = authentication.Caller("dana", "acme", Role.OPERATOR, "", expires_at=web.app.clock.now())
+        await sign_in(web, provider)
+        now = web.app.clock.now()
+        identity = Identity(
+            issuer=provider.issuer, subject="u-1", name="dana", role=Role.OPERATOR, tenant_id="acme", expires_at=now
+        )
+        expired = authentication.Caller("dana", "acme", Role.OPERATOR, "", identity=identity)
+        caller = replace(expired, identity=replace(identity, expires_at=now + timedelta(hours=1)))
+        assert not await authenticator.is_valid(expired)
+        assert await authenticator.is_valid(caller)
+        user = await web.app.store.run(users.find_user, "dana", "acme")
+        await web.app.store.run(users.disable_user, user.id, now)
         assert not await authenticator.is_valid(caller)
-        assert await authenticator.is_valid(authentication.Caller("dana", "acme", Role.OPERATOR, ""))
 
 
 async def test_users_show_their_provider_which_determines_role_and_password(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import gzip
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from timebell.features.campaigns.client import delivery_export
+from timebell.features.campaigns.engine import external_audience
 from timebell.features.campaigns.store import chunk_results, chunks, progress
 from timebell.features.campaigns.store.chunk_results import DeliveryResult
 
@@ -139,6 +141,20 @@ async def test_columns_are_found_under_their_other_names_and_have_types(make: Ca
         assert found["attributes"] == {"score": 42, "vip": True, "zip": "01234", "usrid": 'a\nb, "c"'}
 
 
+async def test_a_compressed_import_reads_all_members_and_fails_if_it_is_cut_off(make: Callable[..., Any]) -> None:
+    members = [gzip.compress(line) for line in (b"token\nphone-0001\n", b"phone-0002\n")]
+    cut_off, trailing = b"".join(members)[:-9], members[0] + b"not compressed"
+    async with make() as web:
+        for body, state, problem in (
+            (b"".join(members), "completed", None), (members[0] + bytes(512), "completed", None),
+            (cut_off, "failed", "not valid gzip: it ends too early"), (trailing, "failed", "not valid gzip"),
+        ):  # fmt: skip
+            created = (await web.ask("POST", "/devices/bulk", body, **CSV_TYPE, content_encoding="gzip")).json()
+            assert (created["state"], problem is None) == (state, created["errors"] == [])
+            assert problem is None or problem in created["errors"][0]["detail"]
+        assert len((await web.get("/devices")).json()["items"]) == 2
+
+
 async def test_a_missing_quote_costs_one_line(make: Callable[..., Any]) -> None:
     lines = b'token,name\nphone-0000,"open\n' + b"".join(b"phone-%04d,x\n" % n for n in range(1, 300))
     async with make() as web:
@@ -202,6 +218,29 @@ async def test_a_secret_used_by_an_audience_cannot_be_deleted(make: Callable[...
         assert "1 audience: buyers" in refused["detail"]
         await web.ask("DELETE", "/audiences/buyers")
         assert (await web.ask("DELETE", "/secrets/crm")).status_code == 200
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+async def test_an_audience_whose_database_does_not_answer_delays_no_other_change(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_audience, "CHECK_TIMEOUT_SECONDS", 60.0)
+    connections: list[asyncio.StreamWriter] = []
+    database = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    url = f"mysql://me@127.0.0.1:{database.sockets[0].getsockname()[1]}/crm"
+    async with make() as web:
+        source = {"url": url, "query": "SELECT id, token FROM people", "key": "id"}
+        put = asyncio.create_task(web.ask("PUT", "/audiences/buyers", source))
+        try:
+            async with asyncio.timeout(10):
+                while not connections:
+                    await asyncio.sleep(0.02)
+                await web.app.schedule_at("mail.send", timezone="UTC")
+        finally:
+            database.close()
+            for connection in connections:
+                connection.close()
+        is_problem(await put, 422, "AUDIENCE_UNREADABLE")
 
 
 async def test_audience_filters_are_counted(make: Callable[..., Any]) -> None:
@@ -402,3 +441,13 @@ async def test_tenants_do_not_see_each_other(make: Callable[..., Any]) -> None:
         is_problem(await web.get(f"/devices/{device['id']}", key=mine), 404, "DEVICE_NOT_FOUND")
         is_problem(await web.post(f"/campaigns/{campaign['id']}/start", key=mine), 404, "CAMPAIGN_NOT_FOUND")
         assert (await web.post("/audiences/count", {}, key=mine)).json()["count"] == 0
+
+
+async def test_an_empty_time_zone_is_refused_instead_of_replaced_by_the_default(make: Callable[..., Any]) -> None:
+    message = {"title": "t", "body": "b", "localTime": "2090-01-01T09:00:00"}
+    async with make(timezone="UTC") as web:
+        is_problem(await web.post("/campaigns", {**message, "timezone": ""}), 422, "INVALID_TIMEZONE")
+        created = await web.post("/campaigns", {**message, "timezone": "Asia/Seoul"})
+        assert created.status_code == 201, created.text
+        changed = await web.ask("PATCH", f"/campaigns/{created.json()['id']}", {"timezone": ""}, if_match="*")
+        is_problem(changed, 422, "INVALID_TIMEZONE")

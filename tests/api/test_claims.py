@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+
+from timebell.ids import new_id
 
 from .web import Web, is_problem, wait_until
 
@@ -327,3 +329,19 @@ async def test_stopping_answers_waiting_claims(make: Make) -> None:
 
             await wait_until(is_waiting)
         assert await asyncio.wait_for(waiting, 10) == []
+
+
+async def test_reports_take_turns_with_the_other_requests_of_their_tenant(make: Make) -> None:
+    async with make() as web, AsyncExitStack() as held:
+        for _ in range(6):
+            await held.enter_async_context(web.site.authenticator.capacity.reads.hold("default"))
+        job = {"jobId": new_id(web.app.clock.now()), "token": "1.x"}
+        bodies = {
+            "heartbeat": {"worker": "w1", "jobs": [job]}, "complete": {"jobs": [job]}, "return": {"jobs": [job]},
+            "fail": {"jobs": [{**job, "error": "e"}]},
+        }  # fmt: skip
+        requests = [asyncio.create_task(web.post(f"/claims/{verb}", body)) for verb, body in bodies.items()]
+        done, _ = await asyncio.wait(requests, timeout=0.3)
+        assert not done
+        await held.aclose()
+        assert {(await request).status_code for request in requests} == {200}

@@ -128,6 +128,29 @@ async def test_replacing_a_source_or_a_trigger_requires_its_tag(make: Make) -> N
                 assert (await web.ask("PUT", path, body, if_match=sent)).is_success
 
 
+async def test_a_stale_write_does_not_create_a_deleted_object_again(make: Make) -> None:
+    async with make() as web:
+        for path, body in (
+            ("/schedules/by-name/nightly", NIGHTLY), ("/targets/orders", {"kind": "http", "options": {"url": URL}}),
+            ("/calendars/shop", {"holidays": ["2027-01-01"]}), ("/segments/runners", {"filters": {"platform": "ios"}}),
+            ("/sources/shifts", {"kind": "webhook"}),
+            ("/triggers/soon", {"source": "shifts", "column": "starts_at", "topic": "t", "timezone": "UTC"}),
+        ):  # fmt: skip
+            is_problem(await web.ask("PUT", path, body, if_match='"1"'), 412, "REVISION_STALE")
+            assert (await web.ask("PUT", path, body, if_match="*")).is_success
+
+
+async def test_replacing_a_shared_calendar_by_an_own_one_checks_the_tag_of_the_shared_one(make: Make) -> None:
+    async with make() as web:
+        await web.ask("PUT", "/calendars/shop", {"holidays": ["2027-01-01"]})
+        own, acme = {"holidays": ["2027-01-02"]}, {"timebell_tenant": "acme"}
+        shared = (await web.get("/calendars/shop", **acme)).headers["etag"]
+        await web.ask("PUT", "/calendars/shop", {"holidays": ["2027-01-03"]})
+        is_problem(await web.ask("PUT", "/calendars/shop", own, if_match=shared, **acme), 412, "REVISION_STALE")
+        shared = (await web.get("/calendars/shop", **acme)).headers["etag"]
+        assert (await web.ask("PUT", "/calendars/shop", own, if_match=shared, **acme)).is_success
+
+
 async def test_stopping_a_campaign_changes_its_etag(make: Make) -> None:
     async with make() as web:
         body = {"title": "t", "body": "b", "sendAt": "2090-01-01T00:00:00Z", "timezone": "UTC"}

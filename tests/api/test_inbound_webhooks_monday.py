@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -11,6 +12,7 @@ import pytest
 
 from tests.monday_stand_in import Monday, board, event, signature
 from timebell import Arrived
+from timebell.ids import new_id
 
 from .web import Web, is_problem, wait_until
 
@@ -189,3 +191,14 @@ async def test_events_are_accepted_only_by_boards(make: Make) -> None:
     async with make(timezone="UTC") as web:
         hook = (await web.post("/sources", {"name": "pushed"})).json()["hook"].removeprefix("/api/v1")
         is_problem(await web.post(hook, event(1, None)), 422, "INVALID_ITEM")
+
+
+async def test_invented_webhooks_are_looked_up_two_at_a_time_for_each_client(make: Make) -> None:
+    async with make(open_here=False) as web:
+        lookups = web.site.authenticator.capacity.lookups
+        hook = f"/hooks/{new_id(web.app.clock.now())}?token=guessed"
+        async with lookups.hold("127.0.0.1"), lookups.hold("127.0.0.1"):
+            request = asyncio.create_task(web.post(hook, {"challenge": "x"}))
+            done, _ = await asyncio.wait([request], timeout=0.3)
+            assert not done
+        is_problem(await request, 401, "UNAUTHORIZED")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,92 @@ def test_the_audience_query_cannot_write(
                 await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
         assert (await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")).members == 21
+        await app.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("column", ["push_on", "PUSH_ON", "pushOn", "push_onoff"])
+def test_columns_mean_fields_in_any_spelling(unchanged_people: CustomerDatabase, sqlite_url: str, column: str) -> None:
+    url, _ = unchanged_people
+    quote = "`" if url.startswith("m") else '"'
+    query = f"SELECT id, fcm AS token, consent AS {quote}{column}{quote} FROM people"
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
+        assert await app.devices.count({"audience": "crm", "pushOnOff": True}) == 15
+        await app.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("column", "remedy"),
+    [
+        ("pushonof", "Did you mean pushOnOff? If it is an attribute, name it attributes.pushonof."),
+        ("marketing_on, consent AS marketingonoff", "Select one of them."),
+    ],
+)
+def test_a_column_that_resembles_a_field_is_refused(
+    unchanged_people: CustomerDatabase, sqlite_url: str, column: str, remedy: str
+) -> None:
+    url, _ = unchanged_people
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        query = f"SELECT id, fcm AS token, consent AS {column} FROM people"
+        with pytest.raises(InvalidInput) as refused:
+            await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        assert (refused.value.code, refused.value.fix) == ("INVALID_AUDIENCE", remedy)
+        await app.close()
+
+    asyncio.run(body())
+
+
+def test_a_date_beyond_the_range_of_python_refuses_only_its_row(
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_url: str
+) -> None:
+    query = "SELECT id, fcm AS token, birth AS birth_date, joined FROM people"
+
+    async def body(url: str) -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        read = await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
+        assert (read.members, read.refused) == (29, 1)
+        joined = {"joined": "2026-01-02 03:04:05+00:00"}
+        assert await app.devices.count({"ageMin": 30, "attributes": joined}) == 28
+        await app.close()
+
+    with database("postgres", tmp_path, request) as (url, execute):
+        execute("ALTER TABLE people ADD birth date DEFAULT '1990-12-31'")
+        execute("ALTER TABLE people ADD joined timestamptz DEFAULT '2026-01-02 04:04:05+01'")
+        execute("UPDATE people SET birth = '20260-05-01' WHERE id = 12")
+        execute("UPDATE people SET joined = 'infinity' WHERE id = 13")
+        asyncio.run(body(url))
+
+
+def test_servers_that_do_not_answer_occupy_no_shared_threads(sqlite_url: str) -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def body() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        app = Timebell(sqlite_url, timezone="UTC")
+        server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+        source = {"url": f"mysql://me@127.0.0.1:{server.sockets[0].getsockname()[1]}/crm", "query": QUERY, "key": "id"}
+        checks = [asyncio.create_task(app.audiences.put(f"crm-{number}", source)) for number in range(4)]
+        try:
+            async with asyncio.timeout(20):
+                while len(connections) < 4:
+                    await asyncio.sleep(0.02)
+                await asyncio.to_thread(int)
+        finally:
+            server.close()
+            for connection in connections:
+                connection.close()
+        refused = await asyncio.gather(*checks, return_exceptions=True)
+        assert [getattr(error, "code", error) for error in refused] == ["AUDIENCE_UNREADABLE"] * 4
         await app.close()
 
     asyncio.run(body())

@@ -185,14 +185,6 @@ async def test_pending_jobs_are_listed_by_due_time_over_all_lanes(store: Store) 
 
 
 @stored
-async def test_live_jobs_are_counted_by_state(store: Store) -> None:
-    assert await store.run(repository.count_by_state) == {"pending": 0, "running": 0, "held": 0}
-    await create(store, job(), job(), job(hold=Hold.UNHANDLED), job(hold=Hold.OVERLAP), job(hold=Hold.UNHANDLED))
-    await started(store, queue="q")
-    assert await store.run(repository.count_by_state) == {"pending": 2, "running": 1, "held": 3}
-
-
-@stored
 async def test_a_job_that_finishes_during_a_page_is_listed_once(store: Store) -> None:
     attempt = await started(store)
     row = await get(store, attempt.id)

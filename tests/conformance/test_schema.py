@@ -118,12 +118,12 @@ def test_an_empty_database_is_refused_with_instructions(postgres: Any, mariadb: 
         assert asyncio.run(schema_version(url)) is None
 
         async def use(url: str = url) -> None:
-            from timebell.store.jobs import repository
+            from timebell.store.schedules import schedules
 
             store = open_store(url, lambda: T0)
             await store.open()
             try:
-                await store.run(repository.count_by_state)
+                await store.run(schedules.find_next_fire_at)
             finally:
                 await store.close()
 

@@ -23,6 +23,7 @@ from timebell.features import FEATURES
 from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
 from timebell.observe.metrics import collect_definitions
+from timebell.sim.database import FAULT_POINTS
 from timebell.store.metadata import load_tables
 from timebell_torture.verdict import VIOLATION_CLASSES
 
@@ -209,6 +210,12 @@ def test_database_page_lists_every_table_and_index() -> None:
     tables = set(load_tables(FEATURES).tables)
     indexes = {str(index.name) for table in load_tables(FEATURES).tables.values() for index in table.indexes}
     assert {word for word in listed if word.startswith("timebell_")} == tables | indexes
+
+
+def test_testing_page_lists_every_fault_point() -> None:
+    table = rows(DOCS / "guides" / "testing.md", "Outages and crashes")
+    listed = [operation for row in table for operation in code_words(row[0])]
+    assert sorted(listed) == sorted(FAULT_POINTS)
 
 
 def test_metrics_page_lists_every_metric() -> None:

@@ -96,7 +96,7 @@ async def test_a_traceback_begins_in_the_handler_and_its_error_is_logged_once(
     records = (await app.get(job.id)).attempts
     assert [record["attemptsAllowed"] for record in records] == [2, 2]
     assert re.match(r"Traceback .*\n  File .*test_attempt_records.py", records[0]["traceback"])
-    dead = next(line for line in caplog.messages if " dead: " in line)
+    dead = next(line for line in caplog.messages if " failed permanently: " in line)
     assert dead.count("ConnectionError") == 1
     steps = timeline_steps(render_job(await app.get(job.id)), {}, after(hours=1))
     assert [step["detail"] for step in steps if step["title"] == "Waits 10 s"] == ["retry after attempt 1 of 2"]

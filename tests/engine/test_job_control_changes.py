@@ -10,9 +10,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from sqlalchemy import select
 
 from timebell import Arrived, Cancel, Cron, Timebell
 from timebell.errors import InvalidInput, TimebellError
+from timebell.recurrence import tzdata_version
+from timebell.store.schema import jobs
 from timebell.testing.kit import Kit
 
 
@@ -123,6 +126,37 @@ def test_a_rescheduled_job_keeps_its_zone(timebell: Kit) -> None:
     ):
         job = timebell.run(timebell.app.reschedule(job.id, run_at, timezone=timezone))
         assert (job.run_at, job.timezone) == (at, expected)
+
+
+def test_a_changed_job_follows_new_zone_data_until_its_zone_changes(timebell: Kit) -> None:
+    """The release from which the instant was computed stays with the local time."""
+    app = timebell.app
+    job = timebell.run(app.schedule_at("work", "2027-07-01T09:00", timezone="America/Mexico_City"))
+    nine = job.run_at
+
+    def zone_data(job_id: str) -> tuple[str | None, str | None]:
+        with timebell.connect() as connection:
+            row = connection.execute(select(jobs.c.local_time, jobs.c.tzdata).where(jobs.c.id == job_id)).one()
+            return row.local_time, row.tzdata
+
+    assert zone_data(job.id) == ("2027-07-01T09:00:00", tzdata_version())
+    job = timebell.run(app.reschedule(job.id, payload=2))
+    assert zone_data(job.id) == ("2027-07-01T09:00:00", tzdata_version())
+    job = timebell.run(app.reschedule(job.id, priority=1, timezone="America/Mexico_City"))
+    assert zone_data(job.id) == ("2027-07-01T09:00:00", tzdata_version())
+    job = timebell.run(app.reschedule(job.id, priority=2, timezone="Asia/Seoul"))
+    assert (job.run_at, job.timezone, job.payload, zone_data(job.id)) == (nine, "Asia/Seoul", 2, (None, None))
+
+
+def test_a_job_with_a_target_is_changed(timebell: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMEBELL_WEBHOOK_SIGNING_SECRET", "whsec_" + "bWVzc2FnZXMgYXJlIHNpZ25lZCB3aXRoIHRoaXM=")
+    app = timebell.use(Timebell(timezone="UTC", on_unhandled="complete"))
+    webhook = {"kind": "http", "url": "https://example.com/hook"}
+    for target in (webhook, None):
+        old = timebell.run(app.schedule_in("work", "1h", target=target))
+        new = timebell.run(app.reschedule(old.id, payload=2, queue="slow"))
+        assert (new.payload, new.queue, new.target) == (2, "slow", old.target)
+        assert new.target is not None
 
 
 def test_jobs_are_listed_by_labels_and_time(timebell: Kit) -> None:

@@ -184,6 +184,26 @@ async def test_old_payloads_are_upgraded_step_by_step(world: World) -> None:
 
 
 @virtual
+async def test_a_rescheduled_job_keeps_the_version_of_its_payload(world: World) -> None:
+    before, later = world.app(), after(hours=1)
+    first = await before.schedule_at("reminder.send", later, payload={"name": "ana", "minutes": 1})
+    second = await before.schedule_at(
+        "reminder.send", later, payload={"to": ["bo"], "minutes": 2}, metadata={"payload_version": 2}
+    )
+    seen: list[ReminderNow] = []
+    app = now_app(world, seen)
+    moved = await app.reschedule(first.id, owner_id="ana", priority=1)
+    assert (moved.metadata, moved.payload) == ({"owner_id": "ana"}, first.payload)
+    labelled = await before.reschedule(second.id, metadata={"source": "crm"})
+    assert labelled.metadata == {"source": "crm", "payload_version": 2}
+    replaced = await app.reschedule(labelled.id, payload=ReminderNow(to=["cy"], seconds=180))
+    assert replaced.metadata == {"source": "crm", "payload_version": 3}
+    async with engine(app):
+        await world.advance(hours=2)
+    assert sorted((one.to, one.seconds) for one in seen) == [(["ana"], 60), (["cy"], 180)]
+
+
+@virtual
 async def test_an_old_payload_is_validated_after_its_upgrade(world: World) -> None:
     app = now_app(world, [])
     with pytest.raises(InvalidPayload, match="from version 1 to 2: KeyError"):

@@ -530,6 +530,25 @@ async def test_changed_code_is_an_edit_that_fires_nothing_and_repeats_nothing(wo
 
 
 @virtual
+async def test_a_changed_default_of_the_app_is_an_edit(world: World) -> None:
+    """The time zone and `on_unhandled`, which the schedule does not specify itself."""
+    stored = []
+    for options in (
+        {"timezone": "Asia/Seoul"}, {"timezone": "Europe/Paris"}, {"timezone": "Europe/Paris"},
+        {"timezone": "Europe/Paris", "on_unhandled": "complete"},
+    ):  # fmt: skip
+        app = world.app(**options)
+        app.schedule("coded", cron="0 9 * * *")(Log())
+        async with engine(app):
+            schedule = await app.schedules.get(name="coded")
+        stored.append((schedule.timezone, schedule.action.target is not None, schedule.revision))
+        await app.close()
+    assert stored == [
+        ("Asia/Seoul", False, 1), ("Europe/Paris", False, 2), ("Europe/Paris", False, 2), ("Europe/Paris", True, 3),
+    ]  # fmt: skip
+
+
+@virtual
 async def test_past_occurrences_follow_the_revision_that_was_valid_at_their_time(world: World) -> None:
     app, _ = _coded(world, "0 * * * *", payload="old")
     async with engine(app):

@@ -127,15 +127,39 @@ def handle(event):
 
 @app.schedule("hourly", every={every!r})
 def hourly(event): ...
+
+@app.middleware
+async def around(event, call_next):
+    calls.append("around " + {text!r})
+    return await call_next(event)
+
 """
     for text, every in (("first", "1h"), ("second", "2h")):
         names = {"app": timebell.app, "calls": calls, "__name__": "__main__"}
         exec(cell.format(text=text, every=every), names)
     timebell.run(timebell.app.schedule_in("work", 1))
     timebell.advance(minutes=1)
-    assert calls == ["second"]
+    assert calls == ["around second", "second"]
     (schedule,) = timebell.run(timebell.app.schedules.list())
     assert schedule.recurrence.describe().startswith("Every 2 hours")
+
+
+def test_methods_of_two_objects_both_handle_a_topic(timebell: Kit) -> None:
+    class Channel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def notify(self, event: Arrived) -> None:
+            sent.append(self.name)
+
+    sent: list[str] = []
+    Channel.notify.__qualname__ = "Channel.notify"  # like that of a class of a module
+    mail = Channel("mail")
+    for channel in (mail, Channel("phone"), mail):
+        timebell.app.on("order.paid")(channel.notify)
+    timebell.run(timebell.app.schedule_in("order.paid", 1))
+    timebell.advance(seconds=2)
+    assert sorted(sent) == ["mail", "phone"]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, BaseException, type("Other", (BaseException,), {})])
@@ -185,7 +209,7 @@ def test_a_client_request_id_creates_one_schedule(timebell: Kit) -> None:
 def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
     app = timebell.app
     schedule = timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
-    for call in (app.cancel, app.get):
+    for call in (app.cancel, app.get, app.reschedule, app.retry, app.redeliver):
         with pytest.raises(NotFound, match="is the schedule 'hourly', not a job"):
             timebell.run(call(schedule.id))
     job = timebell.run(app.schedule_in("work", 1))
@@ -194,10 +218,36 @@ def test_errors_name_the_object_and_a_valid_example(timebell: Kit) -> None:
     with pytest.raises(Conflict) as conflict:
         timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
     assert "replace=True" in conflict.value.fix
+    with pytest.raises(NotFound, match=r'no target .* use \{"kind": "http", "url"'):
+        timebell.run(app.schedule_in("work", 1, target="https://example.com"))
     for text in ("every day", "* * * *", "x", "0 25"):
         with pytest.raises(InvalidRecurrence) as error:
             Cron(text)
         Cron(error.value.fix.rpartition("e.g. ")[2].strip("'."))
+
+
+def test_replacing_a_schedule_requires_its_name(timebell: Kit) -> None:
+    """Without a name, every call would create another schedule."""
+    with pytest.raises(InvalidInput, match="name=") as error:
+        timebell.run(timebell.app.schedule_repeat("work", Every("1h"), timezone="UTC", replace=True))
+    assert error.value.code == "INVALID_NAME"
+    assert timebell.run(timebell.app.schedules.list()).items == []
+
+
+def test_an_unknown_schedule_is_named_with_the_way_to_find_its_id(timebell: Kit) -> None:
+    app = timebell.app
+    schedule = timebell.run(app.schedule_repeat("work", Every("1h"), timezone="UTC", name="hourly"))
+    for call in (app.schedules.get, app.schedules.pause, app.schedules.history, app.schedules.release):
+        with pytest.raises(NotFound, match=r"no schedule with the id 'hourly'.*get\(name=\.\.\.\)"):
+            timebell.run(call("hourly"))
+    with pytest.raises(NotFound, match=r"A schedule id is text, not a Schedule\. Pass the id"):
+        timebell.run(app.schedules.pause(schedule))  # type: ignore[arg-type]
+    for unknown in (
+        app.schedules.get(name="daily"), app.schedules.delete("018f0000-0000-7000-8000-000000000000"),
+        app.why("daily", timebell.now),
+    ):  # fmt: skip
+        with pytest.raises(NotFound, match=r"There is no schedule .*and the tenant"):
+            timebell.run(unknown)
 
 
 def test_the_first_use_of_sqlite_logs_one_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from timebell import Arrived, Timebell
 from timebell.errors import SourceFailed
 from timebell.features.triggers.engine import source_adapters
 from timebell.features.triggers.engine.source_access import MAX_READS_PER_SOURCE, CircuitBreaker
-from timebell.features.triggers.sources.base import CallBudget, RowPage
+from timebell.features.triggers.sources.base import CallBudget, InvalidSourceQuery, InvalidSourceValue, RowPage
 
 from .world import QUIET, Log, World, after, engine, jobs, virtual
 
@@ -30,6 +30,7 @@ class Board:
         self.seconds = 0.0
         self.error: Exception | None = None
         self.problems: dict[str, str] = {}
+        self.refused: dict[str, Exception] = {}  # by query
         self.requests: list[Sequence[str]] = []
         self.budget: CallBudget | None = None
 
@@ -55,6 +56,8 @@ class Board:
         return RowPage(rows, None, {key: self.problems[key] for key in keys if key in self.problems})
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
+        if query in self.refused:
+            raise self.refused[query]
         await self.read_rows([query])
         return False
 
@@ -217,6 +220,23 @@ async def test_queries_of_a_hung_source_wait_without_delaying_others(world: Worl
         await world.advance(minutes=10)
     assert len(log.events) == 2 * (MAX_READS_PER_SOURCE + 1)
     assert healthy.error is None
+
+
+@virtual
+@pytest.mark.parametrize("error", [InvalidSourceQuery("no such column: x"), InvalidSourceValue("int too large")])
+async def test_a_query_that_its_source_refuses_delays_no_other_job(
+    world: World, boards: dict[str, Board], error: Exception
+) -> None:
+    app = world.app()
+    log = app.on("due")(Log())
+    board = await watch(app, boards, "board")
+    board.refused["SELECT x"] = error
+    for query, seconds in (("SELECT x", 0), ("SELECT 1", 1)):
+        unless = {"source": "board", "query": query}
+        await app.schedule_at("due", after(minutes=5, seconds=seconds), payload=query, unless=unless)
+    async with engine(app, **{**QUIET, "heartbeat": 60.0}):
+        await world.advance(minutes=5, seconds=2)
+        assert [event.payload for event in log.events] == ["SELECT 1"]
 
 
 @virtual

@@ -16,6 +16,7 @@ from tests.servers import MariaDB, Postgres
 from timebell import Timebell
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.features.triggers.sources import create_adapter
+from timebell.features.triggers.sources.base import InvalidSourceValue
 from timebell.features.triggers.sources.sql_table import SqlTable
 
 from .test_sql_sources import Rows, follow, pending, soon, until
@@ -337,6 +338,24 @@ def test_the_outbox_records_changes_of_joined_tables_in_commit_order(postgres: P
         await left.close()
 
     _run(body(), postgres, url)
+
+
+def test_keys_beyond_the_range_of_their_column_hide_no_other_row(tmp_path: Path, postgres: Postgres) -> None:
+    server_url = postgres.create_database()
+
+    async def body() -> None:
+        for url in (server_url, f"sqlite:///{tmp_path}/theirs.db"):
+            rows = Rows(url)
+            await rows.write("CREATE TABLE shifts (id integer PRIMARY KEY, start_at text)")
+            await rows.write("INSERT INTO shifts VALUES (1, '2040-01-01'), (2, '2040-01-01'), (4, '2040-01-01')")
+            adapter = create_adapter("sql", {"url": url, "table": "shifts"})
+            found = await adapter.read_rows(["1", "3000000000", "2", "9" * 25, "4"])
+            assert set(found.rows) == {"1", "2", "4"}
+            with pytest.raises(InvalidSourceValue):
+                await adapter.matches("SELECT 1 FROM shifts WHERE id = :id", {"id": 2**70})
+            await adapter.close()
+
+    _run(body(), postgres, server_url)
 
 
 def _run(test: Any, server: Any, url: str) -> None:

@@ -137,7 +137,7 @@ JOBS = [
     bad("INVALID_DURATION", "expires_after", expires_after=-1),
     bad("INVALID_DURATION", "expires_after", expires_after=True),
     bad("UNKNOWN_TARGET_KIND", "http", target={"kind": "pigeon"}),
-    bad("UNKNOWN_TARGET_KIND", "", target={}),
+    bad("UNKNOWN_TARGET_KIND", "has no kind", target={"url": "https://example.com"}),
     bad("UNKNOWN_TARGET_KIND", "", target={"kind": ["http"]}),
     bad("INVALID_NAME", "name", target=""),
     bad("INVALID_TARGET_OPTIONS", "url", target={"name": "orders", "url": "https://example.com"}),
@@ -347,7 +347,8 @@ def test_an_invalid_handler_or_app_is_refused_immediately(tmp_path: Path) -> Non
     assert _fails(lambda: Timebell(url).on("t", timeout=-1)).code == "INVALID_DURATION"
     assert _fails(lambda: Timebell(url).on("t", retry={"attempts": -1})).code == "INVALID_RETRY"
     assert _fails(lambda: Timebell(url).queue("q", concurrency=0)).code == "INVALID_CONCURRENCY"
-    assert _fails(lambda: Timebell(url, timezone="UTC").schedule("s")).code == "RECURRENCE_MISSING"
+    missing = _fails(lambda: Timebell(url, timezone="UTC").schedule("s"))
+    assert (missing.code, "cron=" in missing.fix) == ("RECURRENCE_MISSING", True)
     assert _fails(lambda: Timebell(url, timezone="UTC").schedule("s", cron="*")).code == "INVALID_CRON"
     assert _fails(lambda: Timebell(url).schedule("s", cron="* * * * *")).code == "TIMEZONE_MISSING"
     assert (

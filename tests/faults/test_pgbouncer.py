@@ -17,7 +17,7 @@ from tests.debian_packages import install
 from tests.servers import Postgres
 from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import pulse
+from timebell.store.dialects import liveness
 from timebell.store.dialects.base import Store
 from timebell.store.open import open_store
 from timebell.store.transaction import Transaction
@@ -106,7 +106,7 @@ async def test_a_slow_statement_is_not_taken_for_a_silent_server(server: Postgre
 
         def sleep_long(tx: Transaction) -> None:
             calls.append(tx)
-            sleep(tx, 4 * pulse.SUSPECT_AFTER_SECONDS)
+            sleep(tx, 4 * liveness.SUSPECT_AFTER_SECONDS)
 
         await store.run(sleep_long)
         assert len(calls) == 1

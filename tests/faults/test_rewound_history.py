@@ -121,7 +121,7 @@ def test_lost_writes_are_counted_by_kind_and_reported(pair: Pair, cli: Cli) -> N
     between = [(begun - timedelta(hours=1)).isoformat(), (ended + timedelta(hours=1)).isoformat()]
     audited = cli("audit", "--from", between[0], "--to", between[1], "--database", pair.standby.url())
     assert audited.code == 7
-    assert "4 created jobs, 1 cancels, 3 changes of schedules" in audited.err
+    assert "4 created jobs, 1 cancel, 3 schedule changes" in audited.err
     assert "HISTORY_REWOUND" in cli("doctor", "--database", pair.standby.url(), "-o", "json").out
 
 

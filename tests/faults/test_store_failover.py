@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -17,9 +18,10 @@ from tests.faults.test_store_silent_connections import Relay
 from tests.servers import MariaDB, Postgres, free_port
 from timebell.clock import system_now
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import pulse
+from timebell.store.dialects import liveness
 from timebell.store.dialects.base import Store
 from timebell.store.dialects.handler_transactions import no_finish
+from timebell.store.dialects.postgres.store import NOTIFY
 from timebell.store.open import open_store, schema_version
 from timebell.store.transaction import Transaction
 from timebell_torture.proxy import Switch
@@ -45,6 +47,10 @@ async def _opened(url: str) -> AsyncIterator[Store]:
 
 def read_one(tx: Transaction) -> Any:
     return tx.execute(text("SELECT 1")).scalar()
+
+
+def notify(tx: Transaction) -> None:
+    tx.run_sql(NOTIFY, channel="test", subjects="")
 
 
 def read_port(tx: Transaction) -> int:
@@ -80,7 +86,7 @@ def test_a_slow_statement_is_not_taken_for_a_silent_server(nodes_url: str) -> No
 
             def sleep_long(tx: Transaction) -> None:
                 calls.append(tx)
-                sleep(tx, 4 * pulse.SUSPECT_AFTER_SECONDS)
+                sleep(tx, 4 * liveness.SUSPECT_AFTER_SECONDS)
 
             await store.run(sleep_long)
             assert len(calls) == 1
@@ -98,7 +104,7 @@ def test_an_operation_that_computes_for_long_does_not_wait_for_the_server(
 ) -> None:
     async def body() -> None:
         async with _opened(nodes_url) as store:
-            await store.run(compute, 4 * pulse.SUSPECT_AFTER_SECONDS)
+            await store.run(compute, 4 * liveness.SUSPECT_AFTER_SECONDS)
 
     asyncio.run(body())
     assert "dropped all connections" not in caplog.text
@@ -212,3 +218,23 @@ def test_a_host_that_accepts_no_writes_is_skipped_on_request(own_server: Postgre
         asyncio.run(body())
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("store_url", ["postgres"], indirect=True)
+async def test_a_connection_that_is_dropped_after_a_statement_was_prepared_is_unavailable(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = asyncpg.Connection._get_statement
+
+    async def prepare_and_drop(connection: asyncpg.Connection[Any], *args: Any, **options: Any) -> Any:
+        prepared = await prepare(connection, *args, **options)
+        connection.terminate()
+        return prepared
+
+    async with _opened(store_url) as store:
+        await store.run_autocommit(notify)
+        monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_drop)
+        with pytest.raises(StoreUnreachable, match="dropped in the middle of a statement"):
+            await store.run_autocommit(notify)
+        monkeypatch.undo()
+        await store.run_autocommit(notify)

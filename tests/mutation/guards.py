@@ -111,7 +111,7 @@ GUARDS = [
     Guard("an IPv4 client of an IPv6 socket is in no network of a key", "tenancy/keys",
      '    ip = getattr(ip, "ipv4_mapped", None) or ip\n', "", ("unit/test_tenancy_keys.py",)),
     Guard("a platform key claims the jobs of all tenants though it names one", "api/claims",
-     "ctx.caller.is_platform and not ctx.caller.names_tenant", "ctx.caller.is_platform",
+     "ctx.caller.is_platform and not ctx.caller.specifies_tenant", "ctx.caller.is_platform",
      ("api/test_claims.py::test_a_key_claims_only_jobs_of_its_tenant",)),
     Guard("headers of an untrusted peer name the client", "api/client_address",
      "        if not self.trusts(peer):\n            return peer\n", "",

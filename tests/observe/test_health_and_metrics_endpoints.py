@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any
 
 import httpx2
@@ -67,6 +68,24 @@ def test_remote_clients_get_no_versions(sqlite_url: str) -> None:
             await request("/readyz?verbose", ("::ffff:203.0.113.9", 1)),
         ):
             assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+    served(sqlite_url, test)
+
+
+def test_concurrent_probes_share_one_check(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(app: Timebell, request: Request) -> None:
+        await code_is(request, None)
+        read_clock, reads = app.store.read_clock, 0
+
+        async def count_reads() -> datetime:
+            nonlocal reads
+            reads += 1
+            return await read_clock()
+
+        monkeypatch.setattr(app.store, "read_clock", count_reads)
+        answers = await asyncio.gather(*(request("/readyz", REMOTE) for _ in range(50)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert reads < 10  # some of them by the heartbeat
 
     served(sqlite_url, test)
 

@@ -6,7 +6,9 @@ from tests.model import mutants
 from tests.model.mutants import Mutant
 
 FAILOVER_MUTANTS = [
-    Mutant("a silent database is not noticed", (("store.dialects.pulse:Pulse.watch", "is None:", "is Ellipsis:"),)),
+    Mutant("a silent database is not noticed", ((
+        "store.dialects.liveness:LivenessMonitor.watch", "is None:", "is Ellipsis:",
+    ),)),
     Mutant("results are dropped on a read-only database", ((
         "store.dialects.postgres.errors:classify", "if state in POSTGRES_STATES:",
         "if state == '25006':\n        return None\n    if state in POSTGRES_STATES:",

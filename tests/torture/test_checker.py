@@ -11,7 +11,6 @@ import pytest
 from timebell.recurrence import Cron, Every, RRule
 from timebell_torture import oracle, selftest, synthetic, workload
 from timebell_torture.expectations import MAX_RUN_SECONDS, TAKEOVER_SECONDS
-from timebell_torture.history import MAX_REQUEST_SECONDS
 from timebell_torture.windows import Downtime, intersect, match_points, merge
 
 
@@ -384,6 +383,37 @@ def test_outages_that_follow_each_other_for_a_lease_explain_a_second_delivery(pa
     assert found == duplicates
 
 
+@pytest.mark.parametrize(
+    ("outage", "killed", "killed_at", "duplicates"),
+    [
+        ("strand", "its node", 8, 0),
+        ("strand", "its node", 14, 1),
+        ("strand", "another", 8, 1),
+        (None, "its node", 8, 1),
+    ],
+)
+def test_a_node_that_ends_before_it_could_write_a_result_explains_a_second_delivery(
+    outage: str | None, killed: str, killed_at: int, duplicates: int
+) -> None:
+    ledgers = synthetic.clean_ledgers(Random(22))
+    editor = selftest.HistoryEditor(ledgers, Random(22))
+    effect = next(editor.undisturbed_effects(serial=False))
+    mono = editor.line(effect.seq)["mono"]
+    node = effect.node if killed == "its node" else next(name for name in synthetic.NODES if name != effect.node)
+    faults = [("kill", node, killed_at, killed_at + 1)]
+    if outage is not None:
+        faults.append((outage, "store", -1, 6))
+    ledgers.faults += [
+        {
+            "kind": kind, "target": target, "start_mono": mono + start * 10**9, "end_mono": mono + end * 10**9,
+            "verified_start": True, "verified_end": True,
+        } for kind, target, start, end in faults
+    ]  # fmt: skip
+    editor.repeat_effect(effect, 28)
+    found = selftest.check_history(selftest.to_history(ledgers)).counts["dup-unjustified"]
+    assert found == duplicates
+
+
 @pytest.mark.parametrize(("state", "is_late", "violations"), [("running", True, 0), ("running", False, 1)])
 def test_a_job_may_end_while_the_records_are_read(state: str, is_late: bool, violations: int) -> None:
     ledgers = synthetic.clean_ledgers(Random(23))
@@ -404,10 +434,7 @@ class Failover:
         self.effect = next(
             effect for effect in effects
             if effect.kind == "once"
-            and all(
-                min(operation.completed_at, operation.invoked_at + MAX_REQUEST_SECONDS) < effect.at - 0.6
-                for operation in entities[effect.label].operations
-            )
+            and all(operation.effective_until < effect.at - 0.6 for operation in entities[effect.label].operations)
         )  # fmt: skip
         self.mono = self.editor.line(self.effect.seq)["mono"]
 
@@ -480,3 +507,21 @@ def test_a_result_that_was_written_late_may_be_lost() -> None:
     assert failover.is_found("dup-unjustified")
     failover.add_fault("rewind", 6.5, 9, 1.5)
     assert not failover.is_found("dup-unjustified")
+
+
+@pytest.mark.parametrize(("waited_until", "is_lost"), [(-5.0, True), (-0.6, False)])
+def test_a_failover_may_lose_a_request_for_as_long_as_the_driver_waited(waited_until: float, is_lost: bool) -> None:
+    failover = Failover()
+    effect = failover.effect
+    common = {"op": 10**6, "schedule": effect.label, "tenant": effect.tenant, "f": "create"}
+    failover.ledgers.intents += [
+        common | {
+            "what": "invoke", "value": failover.editor.history.entities[effect.label].value,
+            "mono": failover.mono - 14 * 10**9,
+        },
+        {"op": 10**6, "what": "done", "type": "info", "body": None, "mono": failover.mono + int(waited_until * 10**9)},
+    ]  # fmt: skip
+    failover.editor.remove_effects(effect)
+    assert failover.is_found("lost")
+    failover.add_fault("rewind", -0.5, 2, 1)
+    assert failover.is_found("lost") == is_lost

@@ -161,6 +161,7 @@ async def use_namespaces() -> None:
     await app.schedules.pause(7)  # mistake
     await app.schedules.pause("id", "lunch", "again")  # mistake
     await app.schedules.list(limit="10")  # mistake
+    await app.schedules.backfill("id", AT, AT, overlap="never")  # mistake
     await app.targets.put("crm", "http", ["url"])  # mistake
     await app.devices.register("token", platform="symbian")  # mistake
     await app.devices.register("token", user="ana")  # mistake

@@ -6,7 +6,7 @@ from typing import Any, assert_type
 
 from pydantic import BaseModel
 
-from timebell import Arrived, Every, JobSpec, Timebell
+from timebell import Arrived, Every, JobSpec, Snooze, Timebell
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
@@ -46,6 +46,12 @@ def handlers(app: Timebell, reminder: Arrived[Reminder]) -> None:
     assert_type(typed(reminder), int)
     assert_type(typed.sync.schedule_in("15m", Reminder(user_id=1)), Job)
     assert_type(typed.sync.schedule_repeat(Every(60), Reminder(user_id=1), name="n"), Schedule)
+
+    @app.on("later")
+    def later(event: Arrived) -> None:
+        app.sync.targets.rotate_secret("crm", overlap="24h")
+        app.sync.connections.put("board", "token", expires_in="1h")
+        raise Snooze("30s")
 
     @app.on("wrong")  # type: ignore[arg-type]
     async def wrong(number: int) -> None: ...

@@ -129,7 +129,7 @@ def install_assets() -> None:
     CACHE.mkdir(exist_ok=True)
     with open(CACHE / "web-assets.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        reason = hatch_build.bring(ROOT)
+        reason = hatch_build.install_assets(ROOT)
     if reason is not None:
         pytest.skip(f"SKIPPED: the files of the dashboard are missing: {reason}")
 
@@ -151,7 +151,7 @@ def install_node_modules() -> Path:
             folder.mkdir(exist_ok=True)
             shutil.copyfile(ROOT / "package.json", folder / "package.json")
             installed_lock.write_bytes(pinned)
-            npm = hatch_build._npm()
+            npm = hatch_build.npm_command()
             assert npm is not None
             command = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
             complete.unlink(missing_ok=True)

@@ -43,11 +43,11 @@ def test_a_build_without_npm_warns_or_fails_if_assets_are_required(
 ) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(ROOT / name, tmp_path / name)
-    monkeypatch.setattr(hatch_build, "_npm", lambda: None)
+    monkeypatch.setattr(hatch_build, "npm_command", lambda: None)
     monkeypatch.delenv("TIMEBELL_BUILD_REQUIRE_ASSETS", raising=False)
     hook = hatch_build.Hook(str(tmp_path), {}, None, None, str(tmp_path), "wheel")  # type: ignore[arg-type]
     hook.initialize("standard", {})
-    assert "without live updates" in capsys.readouterr().err
+    assert "no live updates" in capsys.readouterr().err
     monkeypatch.setenv("TIMEBELL_BUILD_REQUIRE_ASSETS", "1")
     with pytest.raises(SystemExit, match="npm was not found"):
         hook.initialize("standard", {})

@@ -127,7 +127,7 @@ async def test_selected_jobs_are_cancelled_or_retried_after_a_confirmation(serve
         assert "many.0, many.1" in confirmation.text
         assert await status(ids[0]) == "pending"
         done_page = await browser.submit("/ui/jobs", action, what="cancel", sure="1", q="status:pending", **chosen)
-        assert done_page.headers["location"] == "/ui/jobs?q=status%3Apending&did=several-cancel"
+        assert done_page.headers["location"] == "/ui/jobs?q=status%3Apending&did=bulk-cancel"
         assert "Pending jobs will not start" in (await browser.get(done_page.headers["location"])).text
         assert [await status(id_) for id_ in ids] == ["cancelled", "cancelled", "pending"]
         late = {f"one-{id_}": "1" for id_ in (ids[2], done["id"])}

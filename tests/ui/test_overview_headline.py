@@ -137,7 +137,7 @@ async def test_lost_writes_are_shown_on_the_overview_and_with_the_nodes(serve: S
         lost = Rewind(new_id(now), "n1", now, now - 9 * SECOND, now, counts, {"jobs": [new_id(now)]})
         await browser.app.store.run(record_rewind, lost)
         assert await headline(browser) == ("bad", "The database lost 4 acknowledged writes")
-        assert "The database lost 3 created jobs, 1 results of jobs" in plain_text((await browser.get("/ui/")).text)
+        assert "The database lost 3 created jobs, 1 job result" in plain_text((await browser.get("/ui/")).text)
         page = plain_text((await browser.get("/ui/nodes")).text)
         assert "by n1" in page
         assert f"{lost.examples['jobs'][0][:8]} …" in page

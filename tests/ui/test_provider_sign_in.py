@@ -200,7 +200,7 @@ async def test_a_response_of_another_sign_in_is_refused(
         attackers = provider.authorize(await start(browser))
         await start(browser)
         assert reason_of(await browser.get(attackers)) == "SIGN_IN_FAILED"
-        assert "the state is not of a sign-in" in caplog.text
+        assert "the state belongs to no sign-in" in caplog.text
         for _ in range(10):  # links of other sites, which must not use up the sign-ins of this address
             await browser.get("/ui/sign-in/callback?state=x&code=y")
         assert (await sign_in(browser, provider)).status_code == 303

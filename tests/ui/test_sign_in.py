@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from timebell.api import authentication_failures
 from timebell.clock import VirtualClock
+from timebell.dashboard import overview
 from timebell.store.audit import audit_log
 from timebell.store.tenancy import users
 from timebell.tenancy import passwords
@@ -300,3 +301,31 @@ async def test_users_are_of_the_role_they_were_given(serve_sqlite: Serve) -> Non
             await browser.create_user(f"of-{role}", role.value, None if role is Role.PLATFORM else "default")
             await browser.sign_in(f"of-{role}")
             assert f"of-{role}, {role}" in (await browser.get("/ui/")).text
+
+
+async def test_live_figures_end_when_the_api_key_is_revoked(
+    serve_sqlite: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for interval in ("SESSION_CHECK_INTERVAL", "TILES_INTERVAL"):
+        monkeypatch.setattr(overview, interval, timedelta(seconds=0.02))
+    async with serve_sqlite() as browser:
+        key = await browser.web.key("operator", "acme")
+        assert (await browser.post_form("/ui/sign-in", {"key": key})).status_code == 303
+        stream = asyncio.create_task(browser.get("/ui/live"))
+        done, _ = await asyncio.wait([stream], timeout=0.3)
+        assert not done
+        admin = await browser.web.key("admin", "acme")
+        await browser.web.ask("DELETE", f"/api/v1/keys/{key.split('_')[2]}", key=admin)
+        async with asyncio.timeout(20):
+            assert (await stream).status_code == 200
+
+
+async def test_codes_of_unknown_sessions_are_looked_up_two_at_a_time_for_each_client(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        lookups = browser.site.authenticator.capacity.lookups
+        browser.client.cookies.set("__Host-timebell-code", "invented", domain="127.0.0.1")
+        async with lookups.hold("127.0.0.1"), lookups.hold("127.0.0.1"):
+            request = asyncio.create_task(browser.post_form("/ui/sign-in/code", {"code": "123456"}))
+            done, _ = await asyncio.wait([request], timeout=0.3)
+            assert not done
+        assert (await request).status_code == 401

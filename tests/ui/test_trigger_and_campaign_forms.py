@@ -387,7 +387,12 @@ async def test_segments_are_created_counted_used_and_deleted(serve_sqlite: Serve
         assert "2" in plain_text((await browser.get("/ui/segments/On%20iOS/count")).text)
         form = (await browser.get("/ui/segments/On%20iOS")).text
         assert 'value="ios"' in form and '<option value="platform" selected>' in form
-        answer = await browser.submit("/ui/segments/On%20iOS", "/ui/segments/On%20iOS", **{**row, "op1": "not"})
+        etag = re.search(r'name="etag" value="([^"]*)"', form)
+        assert etag is not None
+        changed = {**row, "op1": "not", "etag": html.unescape(etag[1])}
+        answer = await browser.submit("/ui/segments/On%20iOS", "/ui/segments/On%20iOS", **changed)
+        stale = await browser.submit("/ui/segments/On%20iOS", "/ui/segments/On%20iOS", **{**changed, "op1": "is"})
+        assert (answer.status_code, stale.status_code) == (303, 412)
         stored = (await browser.web.get("/api/v1/segments/On iOS")).json()
         assert (stored["filters"], stored["count"]) == ({"all": [{"not": {"platform": "ios"}}]}, 1)
         composer = plain_text((await browser.client.get("/ui/new/campaign", params={"field1": "segment=On iOS"})).text)

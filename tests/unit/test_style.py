@@ -50,7 +50,7 @@ def test_finds_a_bad_sample(tmp_path: Path, name: str, text: str, finding: str) 
 def test_accepts_a_good_sample(tmp_path: Path) -> None:
     write(tmp_path, "src/a.py", '"""Assign jobs to S3 and S-3."""\nTOLD_AT = "untold"\n')
     write(tmp_path, TEMPLATE, f"{'x' * 119}\n")
-    write(tmp_path, f"{style.GENERATED[0]}a.js", "nobody")
+    write(tmp_path, f"{style.UNCHECKED[0]}a.js", "nobody")
     assert findings(tmp_path) == []
 
 

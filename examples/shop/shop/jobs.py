@@ -52,7 +52,7 @@ def pack(session: Session, order: Order) -> str:
 
 @bell.lifespan
 async def watch_deliveries() -> AsyncIterator[None]:
-    """Announce each delivery 15 minutes ahead: Timebell watches the column, whoever writes it."""
+    """Announce each delivery 15 minutes ahead: Timebell watches the column, so any program may write it."""
     await bell.secrets.put("shop-database", DATABASE_URL)
     await bell.triggers.put_source(
         "deliveries", "sql",

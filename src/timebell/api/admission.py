@@ -22,13 +22,13 @@ MAX_CONCURRENT_READS = 8  # the same for the pool that requests share with the e
 MAX_CONCURRENT_HASHES = 2  # password hashes computed simultaneously: each takes 32 MiB and a core
 MAX_ARRIVING_PER_OWNER = 100  # bodies under way per client network, and per tenant
 MAX_WAITING_PER_OWNER = 200  # requests of one tenant that wait for a slot
-REFUSAL_DELAY_SECONDS = 1.0  # of a refusal without waiting: a client that is refused at once may try again at once
+REFUSAL_DELAY_SECONDS = 1.0  # before a refusal: a client that is refused immediately may try again immediately
 UNWATCHED_WAIT_SECONDS = 0.1  # for a slot; a task that watches its client costs more than most requests wait
 MAX_WAIT_SECONDS = 10.0  # for a slot; most clients give up before
 MAX_STEPS_PER_PASS = 8  # of requests of one client in a pass of the event loop: a few milliseconds
-SHARED_LOOP_SECONDS = 0.05  # after steps of two clients; most requests take less from one step to the next
-SHARED_SERVER_SECONDS = 1.0  # after the begin of another request during an import
-SHARED_BATCH_SHARE = 5  # batches of an import are smaller by this factor while other requests arrive
+SHARED_LOOP_SECONDS = 0.05  # how long the loop counts as shared after steps of two clients; most waits are shorter
+SHARED_SERVER_SECONDS = 1.0  # how long the server counts as shared after a request that arrived during an import
+SHARED_BATCH_DIVISOR = 5  # of the size of import batches while other requests arrive
 
 T = TypeVar("T")
 
@@ -55,9 +55,9 @@ class BodyTooLarge(InvalidInput):
 class ArrivingBodies:
     """Request bodies under way, by owner (a client network or a tenant).
 
-    An honest body arrives within milliseconds. So when an owner has too many under way, its oldest one is discarded
-    instead of the newest: half-sent bodies displace only each other. The client of a displaced body is answered when
-    its time is over, because a client that sends such bodies would otherwise only send the next one earlier.
+    Most bodies arrive within milliseconds. So when an owner has too many under way, the oldest one is discarded instead
+    of the newest: half-sent bodies displace only each other. The client of a displaced body gets the response only at
+    the end of the time limit. An earlier response would let an attacker send the next half of a body sooner.
     """
 
     def __init__(self) -> None:
@@ -118,33 +118,33 @@ async def hold_for_each(slots: FairSlots, owner: Hashable, chunks: AsyncIterable
         yield chunk
 
 
-class Turns:
-    """Order in which requests run on the event loop, by owner (a client network).
+class FairSteps:
+    """Shares the event loop between the requests of different owners (client networks).
 
-    A request runs in steps, from one wait to the next. Each pass of the loop runs one step of each owner while several
-    owners have requests, and MAX_STEPS_PER_PASS while only one has. So neither a request nor a job waits for a step of
-    each of the hundreds of requests of another client. Requests that have begun come first: they may hold locks.
+    A request runs in steps, from one wait to the next. In each pass of the loop, an owner may run one step if several
+    owners have requests, and MAX_STEPS_PER_PASS if it is the only one. So no request or job has to wait for hundreds of
+    requests of another client. Requests that have started precede new ones, because they may hold locks.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]]] = {}
-        """Next steps of requests that have begun, and first steps."""
+        """Next steps of requests that have started, and first steps."""
         self._steps: Counter[Hashable] = Counter()
         """Number of steps in this pass."""
         self._last_owner: Hashable = None
         self._shared_until = -inf
-        self.requests_begun = 0
+        self.requests_started = 0
 
     @coroutine
     def run(self, owner: Hashable, request: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Run a request of an owner in turns; return its result. Raises what the request raises."""
+        """Run a request of an owner step by step; return its result. Raises what the request raises."""
         error: BaseException | None = None
-        has_begun = False
-        self.requests_begun += 1
+        has_started = False
+        self.requests_started += 1
         while True:
             try:
-                yield from self._take(owner, has_begun=has_begun)
-                has_begun = True
+                yield from self._wait_for_turn(owner, has_started=has_started)
+                has_started = True
             except BaseException as raised:  # a cancellation, which the request handles in its next step
                 error = raised
             try:
@@ -157,8 +157,8 @@ class Turns:
             except BaseException as raised:
                 error = raised
 
-    def _take(self, owner: Hashable, *, has_begun: bool) -> Generator[Any, None, None]:
-        """Return when the next step of an owner may run: at once if it has had few in this pass."""
+    def _wait_for_turn(self, owner: Hashable, *, has_started: bool) -> Generator[Any, None, None]:
+        """Return when the next step of an owner may run: immediately if few of its steps ran in this pass."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if owner != self._last_owner:
@@ -167,8 +167,8 @@ class Turns:
             loop.call_soon(self._begin_pass)
         if owner in self._waiting or self._steps[owner] >= self._max_steps(now):
             turn = loop.create_future()
-            begun, new = self._waiting.setdefault(owner, (deque(), deque()))
-            (begun if has_begun else new).append(turn)
+            started, new = self._waiting.setdefault(owner, (deque(), deque()))
+            (started if has_started else new).append(turn)
             yield from turn
         else:
             self._steps[owner] += 1
@@ -180,12 +180,12 @@ class Turns:
         loop = asyncio.get_running_loop()
         max_steps = self._max_steps(loop.time())
         self._steps.clear()
-        for owner, (begun, new) in list(self._waiting.items()):
-            while self._steps[owner] < max_steps and (waiting := begun or new):
+        for owner, (started, new) in list(self._waiting.items()):
+            while self._steps[owner] < max_steps and (waiting := started or new):
                 if not (turn := waiting.popleft()).done():  # cancelled otherwise
                     turn.set_result(None)
                     self._steps[owner] += 1
-            if not begun and not new:
+            if not started and not new:
                 del self._waiting[owner]
         if self._steps:
             loop.call_soon(self._begin_pass)
@@ -194,33 +194,33 @@ class Turns:
 class ImportPace:
     """Pace of an import: while other requests arrive, its batches are small, and it pauses as long as each one took.
 
-    Otherwise most requests would meet a batch that occupies the event loop, the database and the processor.
+    Otherwise most requests would have to wait for a batch that occupies the event loop, the database and the processor.
     """
 
-    def __init__(self, turns: Turns, monotonic: Callable[[], float]) -> None:
-        self._turns, self._monotonic = turns, monotonic
-        self._requests_seen, self._shared_until = turns.requests_begun, -inf
+    def __init__(self, steps: FairSteps, monotonic: Callable[[], float]) -> None:
+        self._steps, self._monotonic = steps, monotonic
+        self._requests_seen, self._shared_until = steps.requests_started, -inf
 
     def batch_size(self, size: int) -> int:
-        """Return the number of lines of the next batch, given that without other requests."""
-        return size // SHARED_BATCH_SHARE if self._is_shared() else size
+        """Return the number of lines of the next batch; `size` applies if no other requests arrive."""
+        return size // SHARED_BATCH_DIVISOR if self._is_shared() else size
 
-    async def pause(self, began: float) -> None:
-        """Wait after a batch that began at a monotonic time, if necessary."""
+    async def pause(self, started_at: float) -> None:
+        """Wait as long as the batch that started at `started_at` (monotonic seconds) took, if other requests arrive."""
         if self._is_shared():
-            await asyncio.sleep(self._monotonic() - began)  # noqa: TID251 - a duration that need not be exact
+            await asyncio.sleep(self._monotonic() - started_at)  # noqa: TID251 - a duration that need not be exact
 
     def _is_shared(self) -> bool:
         now = self._monotonic()
-        if self._turns.requests_begun != self._requests_seen:
-            self._requests_seen, self._shared_until = self._turns.requests_begun, now + SHARED_SERVER_SECONDS
+        if self._steps.requests_started != self._requests_seen:
+            self._requests_seen, self._shared_until = self._steps.requests_started, now + SHARED_SERVER_SECONDS
         return now < self._shared_until
 
 
 class FairSlots:
-    """A number of slots, of which one tenant holds at most `per_owner`.
+    """Slots that owners (tenants, client networks) share fairly; each holds at most `per_owner`.
 
-    A slot that becomes free goes to the next tenant in turn, not to the next request.
+    A slot that becomes free goes to the next waiting owner in turn, not to the next request.
     """
 
     def __init__(self, slots: int, per_owner: int) -> None:
@@ -358,7 +358,7 @@ class Capacity:
     """The pools of one HTTP server. Slow work has pools of its own, so that it does not delay other requests."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.steps = FairSteps()
         self.bodies = ArrivingBodies()
         self.changes = FairSlots(MAX_CONCURRENT_CHANGES, MAX_CONCURRENT_CHANGES - 2)
         self.reads = FairSlots(MAX_CONCURRENT_READS, MAX_CONCURRENT_READS - 2)

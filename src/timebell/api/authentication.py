@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from hashlib import sha256
 
 from fastapi import Request
@@ -53,7 +52,7 @@ class Unauthorized(TimebellError):
 class Caller:
     """Authenticated caller and its tenant. `key` is None if it did not authenticate with an API key.
 
-    `expires_at` is the end of the token of an identity provider.
+    `identity` is set if it authenticated with a token of the identity provider.
     """
 
     actor: str
@@ -61,9 +60,9 @@ class Caller:
     role: Role
     address: str
     key: Key | None = None
-    names_tenant: bool = False
+    specifies_tenant: bool = False
     """True if the request specifies a tenant."""
-    expires_at: datetime | None = None
+    identity: Identity | None = None
     kind: str = "key"
     """What the actor is, for the audit log: `key`, `user`, `source` (a signed webhook) or `local`."""
 
@@ -124,19 +123,19 @@ class Authenticator:
         authorization = request.headers.get("authorization", "")
         if not authorization and self.allow_local:
             _check_local(request)
-            tenant_id, names_tenant = _select_tenant(None, request)
-            return Caller("local", tenant_id, Role.PLATFORM, address, names_tenant=names_tenant, kind="local")
+            tenant_id, specifies_tenant = _select_tenant(None, request)
+            return Caller("local", tenant_id, Role.PLATFORM, address, specifies_tenant=specifies_tenant, kind="local")
         scheme, _, text = authorization.partition(" ")
         credential = text.strip() if scheme.lower() == "bearer" else ""
         if self.identity_provider is not None and credential.count(".") == 2:
             identity = await self._verify_token(self.identity_provider, credential, address)
-            tenant_id, names_tenant = _select_tenant(identity.tenant_id, request)
+            tenant_id, specifies_tenant = _select_tenant(identity.tenant_id, request)
             return Caller(
-                identity.name, tenant_id, identity.role, address, None, names_tenant, identity.expires_at, kind="user"
-            )
+                identity.name, tenant_id, identity.role, address, None, specifies_tenant, identity, kind="user"
+            )  # fmt: skip
         key = await self.verify_key(credential, address)
-        tenant_id, names_tenant = _select_tenant(key.tenant_id, request)
-        return Caller(key.name, tenant_id, key.role, address, key, names_tenant)
+        tenant_id, specifies_tenant = _select_tenant(key.tenant_id, request)
+        return Caller(key.name, tenant_id, key.role, address, key, specifies_tenant)
 
     async def _verify_token(self, provider: IdentityProvider, token: str, address: str) -> Identity:
         """Return the identity of a token of the provider. Raises Unauthorized, Refused, ProviderUnavailable."""
@@ -163,7 +162,8 @@ class Authenticator:
     async def verify_key(self, key_text: str, address: str) -> Key:
         """Return the key with this text if it is valid for this IP address. Raises Unauthorized.
 
-        Wrong keys are not throttled: a key has 192 random bits, and a valid one must work whatever others send.
+        Wrong keys are not throttled: a key has 192 random bits, and wrong keys of other clients must not affect a valid
+        one.
         """
         id_ = keys.parse_key_id(key_text)
         if id_ is None:  # found without the database; anyone can compute the checksum, so this reveals nothing
@@ -238,10 +238,12 @@ class Authenticator:
     async def is_valid(self, caller: Caller) -> bool:
         """Return whether the credential of a streaming response is still valid; a key at most CACHE_SECONDS old.
 
-        While the database does not respond, the key counts as valid.
+        While the database does not respond, a key, and the user of a token, count as valid.
         """
+        if caller.identity is not None:
+            return await self._is_identity_valid(caller.identity)
         if caller.key is None:
-            return caller.expires_at is None or self.app.clock.now() < caller.expires_at
+            return True
         id_, at = caller.key.id, self.app.clock.monotonic()
         cached = self._keys_by_id.get(id_)
         if cached is None or at - cached[1] > CACHE_SECONDS:
@@ -255,6 +257,17 @@ class Authenticator:
                 return False
             cached = self._keys_by_id[id_] = (found[0], at)
         return cached[0].is_usable(self.app.clock.now(), caller.address)
+
+    async def _is_identity_valid(self, identity: Identity) -> bool:
+        if self.app.clock.now() >= identity.expires_at:
+            return False
+        try:
+            await self.app.store.run(identities.check_identity, identity)
+        except Refused:
+            return False
+        except StoreError:
+            return True
+        return True
 
     @contextmanager
     def count_stream(self, tenant_id: str, max_streams: int) -> Iterator[None]:
@@ -333,7 +346,7 @@ class Authenticator:
 
 
 def _select_tenant(own_tenant_id: str | None, request: Request) -> tuple[str, bool]:
-    """Return the own tenant of a caller, or for the platform the one that the request names; and if it names one.
+    """Return the tenant of a caller, and whether the request specifies one, which only the platform may choose.
 
     Raises Refused (TENANT_FORBIDDEN), InvalidInput.
     """

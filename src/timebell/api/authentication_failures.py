@@ -49,7 +49,7 @@ class AuthenticationFailures:
     def begin_sign_in(self, address: str) -> float:
         """Count a password attempt before its password is verified, so that concurrent attempts count too.
 
-        Return the value to pass to `forgive_sign_in`. Raises TooManySignIns.
+        Return the value to pass to `discard_attempt` if the password is correct. Raises TooManySignIns.
         """
         recent, at = self._recent_sign_ins(address), self._app.clock.monotonic()
         if len(recent) >= MAX_SIGN_INS_PER_MINUTE:
@@ -58,8 +58,8 @@ class AuthenticationFailures:
         recent.append(at)
         return at
 
-    def forgive_sign_in(self, address: str, at: float) -> None:
-        """Remove an attempt whose password was correct."""
+    def discard_attempt(self, address: str, at: float) -> None:
+        """Remove a sign-in attempt that was not a wrong password from the count."""
         recent = self._recent_sign_ins(address)
         if at in recent:
             recent.remove(at)

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from timebell.api.route import ApiRoute, Context, change_route, read_route
 from timebell.api.schemas import Instant, RequestBody, ResponseBody, format_utc, json_response
-from timebell.client.validation import parse_uuid
-from timebell.errors import NotFound
+from timebell.client.validation import parse_uuid, schedule_not_found
 from timebell.store.jobs import backlogs as rows
 from timebell.store.schedules import actions
 from timebell.tenancy.roles import Role
@@ -72,7 +71,7 @@ async def _release_or_discard(ctx: Context, body: BacklogFilter | None, *, disca
     id_ = None if requested_id is None else parse_uuid(requested_id)
     backlogs: list[rows.Backlog] = await ctx.run(rows.list_backlogs, ctx.tenant_id)
     if requested_id is not None and (id_ is None or not await ctx.run(actions.list_revisions, ctx.tenant_id, id_)):
-        raise NotFound(f"There is no schedule {requested_id!s:.60}.", code="SCHEDULE_NOT_FOUND")
+        raise schedule_not_found(requested_id)
     ctx.subject = id_ or "*"
     ctx.before = [_render_backlog(backlog) for backlog in backlogs if id_ in (None, backlog.schedule_id)]
     return json_response({"jobs": await ctx.run(actions.release_backlog, ctx.tenant_id, id_, discard, ctx.now)})

@@ -142,7 +142,7 @@ async def read_batches(request: Request, ctx: Context, size: int) -> AsyncIterat
     TimeoutError.
     """
     clock, number = ctx.app.clock, 0
-    pace = ImportPace(ctx.authenticator.capacity.turns, clock.monotonic)
+    pace = ImportPace(ctx.authenticator.capacity.steps, clock.monotonic)
     lines: list[Line] = []
     since, rest = clock.monotonic(), bytearray()
     failure: BaseException | None = None

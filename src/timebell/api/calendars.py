@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, check_match, entity_tag
+from timebell.api.if_match import IfMatch, check_absent, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -121,9 +121,11 @@ async def put_calendar(name: Id, body: CalendarIn, ctx: Context, if_match: IfMat
     """Save a new version, unless it equals the newest one. Schedules that follow the name use it immediately."""
     ctx.subject = name
     await ctx.run(lock_tenant, ctx.tenant_id)  # as saving does: one version after another
-    own = [one for one in await ctx.run(rows.list_versions, ctx.tenant_id, name) if one.tenant_id == ctx.tenant_id]
-    if own:
-        check_match(if_match, etag(own[0]), f"The calendar {name!r:.80}", name)
+    versions: list[CalendarVersion] = await ctx.run(rows.list_versions, ctx.tenant_id, name)
+    if versions:  # possibly of the shared calendar that this one will replace
+        check_match(if_match, etag(versions[0]), f"The calendar {name!r:.80}", name)
+    else:
+        check_absent(if_match, f"The calendar {name!r:.80}")
     saved: SavedCalendar = await ctx.app.save_calendar(
         name, _build_calendar(body), tenant_id=ctx.tenant_id, connection=ctx.connection
     )

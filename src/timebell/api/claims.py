@@ -1,6 +1,6 @@
 """`/claims`: remote workers claim due jobs, extend their leases, and report the outcomes.
 
-These routes hold no capacity slot and write no audit records: a claim waits most of its time, and reports are part of
+A claim holds no capacity slot, because it waits most of its time. Nothing here is in the audit log: reports are part of
 the history of each job. Every report can be repeated.
 """
 
@@ -44,7 +44,7 @@ _waiting: WeakKeyDictionary[Authenticator, Counter[str]] = WeakKeyDictionary()
 Worker = Annotated[
     str, Field(min_length=1, max_length=200, description="Name of the process, unique among those of the tenant.")
 ]
-Lease = Annotated[float, Field(ge=1, le=3600, description="Seconds until a job is retried without a heartbeat.")]
+Lease = Annotated[float, Field(ge=1, le=3600, description="Seconds without a heartbeat until a job is retried.")]
 
 
 class ClaimIn(RequestBody):
@@ -65,7 +65,7 @@ class ClaimIn(RequestBody):
     lease_seconds: Lease = DEFAULT_LEASE_SECONDS
     claim_id: Annotated[
         str | None,
-        Field(pattern="^[!-~]{1,100}$", description="New for each claim: repeating the last one returns its jobs."),
+        Field(pattern="^[!-~]{1,100}$", description="Unique id of the claim. Repeating the last one returns its jobs."),
     ] = None
 
     @model_validator(mode="after")
@@ -177,7 +177,7 @@ async def claim_jobs(body: ClaimIn, ctx: Context, request: Request) -> Response:
     return json_response({"jobs": [_render_claimed(ctx, each) for each in answer.jobs], "draining": answer.draining})
 
 
-@routes.post("/claims/heartbeat", response_model=HeartbeatsOut, **read_route(Role.OPERATOR, waits=True))
+@routes.post("/claims/heartbeat", response_model=HeartbeatsOut, **read_route(Role.OPERATOR))
 async def renew_claims(body: HeartbeatsIn, ctx: Context) -> Response:
     """Extend the leases of claimed jobs and store their progress. The response tells which jobs to stop."""
     numbers = _verify(ctx, body.jobs)
@@ -199,13 +199,13 @@ async def renew_claims(body: HeartbeatsIn, ctx: Context) -> Response:
     return json_response({"jobs": items, "draining": draining})
 
 
-@routes.post("/claims/complete", response_model=ReportsOut, **read_route(Role.OPERATOR, waits=True))
+@routes.post("/claims/complete", response_model=ReportsOut, **read_route(Role.OPERATOR))
 async def complete_claims(body: CompletedJobsIn, ctx: Context) -> Response:
     """Report success of claimed jobs."""
     return await _report(ctx, body.jobs, lambda job: Outcome.ok(job.result))
 
 
-@routes.post("/claims/fail", response_model=ReportsOut, **read_route(Role.OPERATOR, waits=True))
+@routes.post("/claims/fail", response_model=ReportsOut, **read_route(Role.OPERATOR))
 async def fail_claims(body: FailedJobsIn, ctx: Context) -> Response:
     """Report failure of claimed jobs. Their retry policies determine whether they are retried."""
     return await _report(
@@ -213,7 +213,7 @@ async def fail_claims(body: FailedJobsIn, ctx: Context) -> Response:
     )
 
 
-@routes.post("/claims/return", response_model=ReportsOut, **read_route(Role.OPERATOR, waits=True))
+@routes.post("/claims/return", response_model=ReportsOut, **read_route(Role.OPERATOR))
 async def return_claims(body: ReturnedJobsIn, ctx: Context) -> Response:
     """Return claimed jobs, such as those of a worker that stops. They are due again and have used no attempt."""
     return await _report(ctx, body.jobs, lambda job: None)
@@ -221,7 +221,7 @@ async def return_claims(body: ReturnedJobsIn, ctx: Context) -> Response:
 
 def _tenant(ctx: RequestContext) -> str | None:
     """Return the tenant whose jobs the caller may claim; None for a platform key that names none: all tenants."""
-    return None if ctx.caller.is_platform and not ctx.caller.names_tenant else ctx.tenant_id
+    return None if ctx.caller.is_platform and not ctx.caller.specifies_tenant else ctx.tenant_id
 
 
 def _worker(ctx: RequestContext, body: ClaimIn) -> RemoteWorker:

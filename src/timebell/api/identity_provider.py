@@ -90,7 +90,7 @@ class IdentityProvider:
 
     @classmethod
     def create(cls, settings: Settings, clock: Clock) -> IdentityProvider | None:
-        """Return the provider of the settings; None if they name none."""
+        """Return the configured provider; None if there is none."""
         return None if settings.oidc_issuer is None else cls(settings, clock)
 
     @property
@@ -133,13 +133,13 @@ class IdentityProvider:
         if issuer != self.issuer and (
             issuer is not None or configuration.get("authorization_response_iss_parameter_supported")
         ):
-            raise SignInFailed("the response is not of this issuer")
+            raise SignInFailed("the response is from another issuer")
         if "code" not in parameters:
             raise SignInFailed(f"the provider answered {parameters.get('error', 'without a code')!r:.60}")
         tokens = await self._redeem_code(configuration, parameters["code"], attempt)
         claims = await self._verify(str(tokens.get("id_token")), self._client_id)
         if not attempt.has_nonce(claims.get("nonce")):
-            raise SignInFailed("the nonce is not of this sign-in")
+            raise SignInFailed("the nonce belongs to another sign-in")
         if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self._client_id:
             raise SignInFailed("the ID token was issued to another client")
         if not claim_values(claims, self._settings.oidc_role_claim):
@@ -154,7 +154,7 @@ class IdentityProvider:
         """Fetch the discovery document. Raises ProviderUnavailable."""
         document = await self._request("GET", self.issuer.rstrip("/") + DISCOVERY_PATH)
         if document.get("issuer") != self.issuer:
-            raise ProviderUnavailable(f"it calls itself {document.get('issuer')!r:.200}, not {self.issuer!r}")
+            raise ProviderUnavailable(f"its issuer is {document.get('issuer')!r:.200}, not {self.issuer!r}")
         for name in ENDPOINTS:
             url = document.get(name)
             if not (url is None and name in OPTIONAL_ENDPOINTS) and not is_safe_url(url):
@@ -192,7 +192,7 @@ class IdentityProvider:
             return {}
         claims = await self._request("GET", endpoint, {"authorization": f"Bearer {access_token}"})
         if claims.get("sub") != subject:  # Core, section 5.3.2
-            raise SignInFailed("the user info is of another subject")
+            raise SignInFailed("the user info belongs to another subject")
         return claims
 
     async def _verify(self, token: str, audience: str) -> dict[str, Any]:

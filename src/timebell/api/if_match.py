@@ -51,3 +51,15 @@ def check_match(if_match: str | None, tag: str, subject: str, existing: str) -> 
             f"{subject} is now {tag}, and the change is based on {if_match:.40}.", existing=existing,
             fix="Read it again and repeat the change.",
         )  # fmt: skip
+
+
+def check_absent(if_match: str | None, subject: str) -> None:
+    """Check If-Match, if it was sent, for an object that does not exist. Raises RevisionStale unless it is `*`.
+
+    So a change of an object that was deleted in the meantime does not create it again.
+    """
+    if if_match not in (None, "*"):
+        raise RevisionStale(
+            f"{subject} does not exist, and the change is based on {if_match:.40}.",
+            fix="Omit If-Match to create it.",
+        )

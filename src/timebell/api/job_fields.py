@@ -50,7 +50,7 @@ class RequestOut(ResponseBody):
 
 
 Warnings = Annotated[
-    list[str], Field(description="In responses to creation: whether no running node handles the topic.")
+    list[str], Field(description="Only in responses to creation: for example, that no running node handles the topic.")
 ]
 
 

@@ -137,7 +137,7 @@ async def revoke_key(id: Id, ctx: Context) -> Response:
 
 def visible_tenant(ctx: Context) -> str | None:
     """Return the tenant whose keys the caller may access; None means all keys, including platform keys."""
-    return None if ctx.caller.is_platform and not ctx.caller.names_tenant else ctx.tenant_id
+    return None if ctx.caller.is_platform and not ctx.caller.specifies_tenant else ctx.tenant_id
 
 
 def restrict_to_caller(requested: Key, caller: Caller) -> Key:

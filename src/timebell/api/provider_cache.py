@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ProviderUnavailable(TimebellError):
-    """The identity provider does not answer, or not as OpenID Connect requires.
+    """The identity provider does not answer, or its response violates OpenID Connect.
 
     `reason` names internal addresses: it is for the log and `timebell doctor`, and never part of a response.
     """
@@ -58,7 +58,7 @@ class CachedDocument(Generic[T]):
                     log.warning("could not read identity provider error=%s", error.reason)
                     self._error = error
             if self._value is None:
-                raise self._error or ProviderUnavailable("it was asked a moment ago")
+                raise self._error or ProviderUnavailable("the last request to it was interrupted")
             return self._value
 
     def _is_old(self) -> bool:

@@ -1,7 +1,6 @@
 """`/queues`: limits and pauses of queues, and the global pause.
 
-Queues are shared by all tenants,
-so only platform keys may change them. The job counts include only the caller's tenant.
+All tenants share the queues, so only platform keys may change them. The job counts include only the caller's tenant.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def read_route(role: Role = Role.VIEWER, *, report: bool = False, waits: bool = 
 def change_route(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]:
     """Declare a route that changes data, and the role it requires.
 
-    `action` is its name in the audit log. With `streams` the route reads its body and opens its transactions itself.
+    `action` is its name in the audit log. With `streams` the route opens its transactions itself, and also reads its
+    body, unless it has a parameter for it.
     """
     return {"openapi_extra": {"x-role": role.value, "x-action": action, **({"x-streams": True} if streams else {})}}
 
@@ -179,6 +180,7 @@ class ApiRoute(APIRoute):
     def _request_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         extra = self.openapi_extra or {}
         role, action, streams = Role(extra["x-role"]), extra.get("x-action"), extra.get("x-streams", False)
+        streams_body = streams and not self.dependant.body_params
         inner = self._endpoint_caller()
         scope = self.path.removeprefix(API_PREFIX).split("/")[1]
         parameters = self.common_parameters | {
@@ -203,7 +205,7 @@ class ApiRoute(APIRoute):
                 app, authenticator, caller, app.clock.now(), state["id"], limits
             )  # fmt: skip
             _check_parameters(request, parameters)
-            if not streams:
+            if not streams_body:
                 await _read_body(request, authenticator.capacity, caller)
             try:
                 if action is not None and not streams:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from timebell.api.conditions import require_query_permission
 from timebell.api.executions import ExecutionPage, render_execution
 from timebell.api.history import HistoryPage, history_response
-from timebell.api.if_match import IfMatch, matches
+from timebell.api.if_match import IfMatch, check_absent, matches
 from timebell.api.job_fields import JobOut, RequestOut, render_job
 from timebell.api.jobs import Statuses
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
@@ -46,6 +46,7 @@ from timebell.engine.delivery import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
 from timebell.model.page import MAX_LIMIT
+from timebell.model.policy import Overlap, parse_choice
 from timebell.model.schedule import Schedule
 from timebell.recurrence.preview import dst_notes, next_fires
 from timebell.store.audit import audit_log
@@ -83,7 +84,7 @@ class SchedulePreview(ResponseBody):
     description: str
     next: list[FireTime]
     notes: list[str]
-    warnings: Annotated[list[str], Field(description="Whether no running node handles the topic.")]
+    warnings: Annotated[list[str], Field(description="For example, that no running node handles the topic.")]
     schedule: Annotated[ScheduleOut, Field(description="Schedule that would be saved, including defaults.")]
     request: Annotated[
         RequestOut | None, Field(description="Request that its target would receive; null for handlers.")
@@ -141,10 +142,6 @@ class OverrideIn(RequestBody):
     at: Instant
     action: Annotated[str, Field(pattern="^(skip|move)$")]
     to: Instant | None = None
-
-
-class UndoIn(RequestBody):
-    at: Instant
 
 
 async def find_schedule(ctx: Context, id_: str) -> Schedule:
@@ -329,6 +326,8 @@ async def put_schedule(
         raise Conflict(f"The schedule {name!r} already exists.", code="SCHEDULE_EXISTS", existing=existing.id)
     if existing is not None:
         await lock_if_match(ctx, existing.id, if_match)
+    else:
+        check_absent(if_match, f"The schedule {name!r:.80}")
     schedule = await _write_schedule(ctx, body.model_copy(update={"name": name}), replace=True)
     return schedule_response(schedule, 201 if existing is None else 200)
 
@@ -425,8 +424,10 @@ async def trigger_schedule(id: Id, ctx: Context) -> Response:
 async def backfill_schedule(id: Id, body: BackfillIn, ctx: Context) -> Response:
     """Run skipped and missing occurrences of a time range. With dryRun, only list them."""
     await _lock_for_change(ctx, id)
+    policy = body.overlap_policy
+    overlap = None if policy is None else parse_choice(Overlap, policy, "overlap")
     result = await ctx.app.schedules.backfill(
-        id, parse_timestamp(body.from_, "from"), parse_timestamp(body.to, "to"), overlap=body.overlap_policy,
+        id, parse_timestamp(body.from_, "from"), parse_timestamp(body.to, "to"), overlap=overlap,
         dry_run=body.dry_run,
         tenant_id=ctx.tenant_id, connection=ctx.connection,
     )  # fmt: skip

@@ -127,7 +127,7 @@ class HttpApp:
             request = self._handle(scope, receive, with_headers)
             client = scope.get("client")
             network = None if client is None else client_network(client[0])
-            await self.authenticator.capacity.turns.run(network, request)
+            await self.authenticator.capacity.steps.run(network, request)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the body of a request if it is small, and pass it on, also as `body` in the state of the request.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
 from timebell.api.history import HistoryPage, history_response
-from timebell.api.if_match import IfMatch, check_match, entity_tag
+from timebell.api.if_match import IfMatch, check_absent, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route, write_audit_record
 from timebell.api.schemas import (
     Cursor,
@@ -164,7 +164,8 @@ async def list_target_history(name: Id, ctx: Context, limit: Limit = 50, cursor:
 @routes.put("/targets/{name}", response_model=TargetWithSecret, **change_route("target.put", Role.EDITOR))
 async def put_target(name: NewName, body: TargetPut, ctx: Context, if_match: IfMatch = None) -> Response:
     """Create a target, or replace an existing one. Jobs that are already scheduled use the new options."""
-    await _lock_for_change(ctx, name, if_match)
+    if await _lock_for_change(ctx, name, if_match) is None:
+        check_absent(if_match, f"The target {name!r:.80}")
     return _response_with_secret(ctx, await _write_target(ctx, name, body, replace=True))
 
 

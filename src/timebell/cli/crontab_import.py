@@ -156,7 +156,7 @@ def _translate_requests(crontab: Crontab, settings: Settings) -> dict[int, HttpC
 
 
 def _refuse_commands(crontab: Crontab, requests: dict[int, HttpCommand]) -> None:
-    """Move the entries that are no requests to `crontab.refused`, because command targets are disabled."""
+    """Move the entries without a request to `crontab.refused`, because command targets are disabled."""
     reasons = dict(crontab.notes)
     for entry in crontab.entries:
         if entry.number not in requests:

@@ -1,4 +1,4 @@
-"""Shared helpers of commands: parse flag values, ask for confirmation, print lists."""
+"""Input of commands: values of flags, files, confirmations; and lists of rows as output."""
 
 from __future__ import annotations
 

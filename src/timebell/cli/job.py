@@ -77,7 +77,8 @@ def create(
     remote = server_client(output)
     metadata = {"ownerId": owner, "clientRequestId": request_id}
     fields = {
-        "topic": topic, "runAt": at, "timezone": timezone or remote.settings.default_timezone,
+        "topic": topic, "runAt": at,
+        "timezone": remote.settings.default_timezone if timezone is None else timezone,
         "payload": parse_json(payload, "--payload"), "key": key, "onConflict": on_conflict,
         "metadata": {name: value for name, value in metadata.items() if value is not None} or None,
         "maxRetries": retries, "timeoutSeconds": timeout, "queue": queue, "priority": priority,

@@ -82,7 +82,9 @@ def _import_error(name: str, error: Exception) -> InvalidInput:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
     what = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
-    return InvalidInput(f"{name} cannot be imported: {what} ({place}).", code="APP_NOT_LOADABLE")
+    is_missing = isinstance(error, ModuleNotFoundError)
+    fix = f"Install it in the environment of this command: {sys.prefix}." if is_missing else ""
+    return InvalidInput(f"{name} cannot be imported: {what} ({place}).", code="APP_NOT_LOADABLE", fix=fix)
 
 
 def source_files(app_file: str) -> list[Path]:

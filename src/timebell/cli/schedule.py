@@ -123,7 +123,8 @@ def create(name: str, paused: bool, dry_run: bool, output: str | None, **definit
     from timebell.cli.schedule_views import print_preview, print_schedule
 
     remote = server_client(output)
-    definition["timezone"] = definition["timezone"] or remote.settings.default_timezone
+    if definition["timezone"] is None:
+        definition["timezone"] = remote.settings.default_timezone
     body = _request_body(**definition) | {"name": name, "enabled": not paused}
     if dry_run:
         print_preview(remote.request("POST", "/schedules/preview", body), remote.settings.output)

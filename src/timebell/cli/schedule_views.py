@@ -99,7 +99,7 @@ def print_schedule(schedule: Row, output_format: str, runs: Sequence[Row] = (), 
         for run in runs:
             print_data(f"    {_format_run(run, schedule['timezone'])}")
     if fires:
-        print_data("  next")
+        print_data("  next" if schedule["enabled"] else "  next, once resumed")
         for fire in fires:
             print_data(f"    {fire['local']}  {fire['note'] or ''}".rstrip())
 

@@ -91,7 +91,7 @@ async def _dev(app: Timebell, files: list[Path]) -> Path | None:
         for kinds in (app._targets_by_kind, app._named_targets_by_kind):
             kinds.update({kind: print_deliveries(target, app.clock) for kind, target in kinds.items()})
         await services.enter_async_context(_http_servers(app, configuration.ROLES, open_here=True))
-        await services.enter_async_context(_background_task(_announce(app, print_message)))
+        await services.enter_async_context(_background_task(_announce(app, print_message, hint=" Ctrl-C stops.")))
         await services.enter_async_context(_background_task(_watch_files(app.clock, files, on_change)))
         await app._run_engine()
     print_message("Stopped.")
@@ -106,6 +106,8 @@ def run(app_reference: str | None, roles: str | None, host: str | None, port: in
     app = Timebell() if chosen.app is None else load_app(chosen.app)
     use_timezone(app.settings.default_timezone)
     app.settings = dataclasses.replace(app.settings, http_host=chosen.http_host, http_port=chosen.http_port)
+    if {"api", "ui"} & set(role_names) and not app.settings.secret_key:
+        log.warning("TIMEBELL_SECRET_KEY is not set: the API and the dashboard reject every key and password")
     has_engine = bool({"planner", "worker"} & set(role_names))
     _asyncio_run(
         _run_engine(app, tuple(role_names), until_idle) if has_engine else _serve_http_only(app, tuple(role_names))
@@ -187,7 +189,9 @@ async def _background_task(work: Any) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _announce(app: Timebell, write_line: Callable[[str], None], *, has_dashboard: bool = True) -> None:
+async def _announce(
+    app: Timebell, write_line: Callable[[str], None], *, has_dashboard: bool = True, hint: str = ""
+) -> None:  # fmt: skip
     """Print the address, database and clock offset once the engine has started."""
     started = app.clock.monotonic()
     while app.service is None:
@@ -196,7 +200,7 @@ async def _announce(app: Timebell, write_line: Callable[[str], None], *, has_das
     dashboard = f"  dashboard http://{f'[{host}]' if ':' in host else host}:{port}/ui/" if has_dashboard else ""
     write_line(f"Timebell {configuration.package_version()}{dashboard}  data {app.store.url.split('@')[-1]}")
     elapsed, offset = app.clock.monotonic() - started, format_milliseconds(timedelta(seconds=app.clock.offset))
-    write_line(f"Ready in {elapsed:.1f} s. Clock offset {offset}, zone data {tzdata_version()}. Ctrl-C stops.")
+    write_line(f"Ready in {elapsed:.1f} s. Clock offset {offset}, zone data {tzdata_version()}.{hint}")
 
 
 async def _sleep(clock: Clock, seconds: float) -> None:

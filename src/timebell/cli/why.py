@@ -12,9 +12,10 @@ from timebell.app import Timebell
 from timebell.cli.audit import run_on_database
 from timebell.cli.output import Format, print_data, print_record
 from timebell.cli.remote import ServerClient, has_server
+from timebell.client.validation import parse_uuid, schedule_name_not_found
 from timebell.clock import system_now
 from timebell.dashboard.job_timeline import timeline_steps
-from timebell.errors import InvalidInput, NotFound
+from timebell.errors import InvalidInput
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
 from timebell.store.cluster import nodes
@@ -112,9 +113,10 @@ class _Database:
     def find_timezone(self, schedule: str) -> str:
         async def find(app: Timebell) -> str:
             await app.open()
-            found = await app.store.run(queries.find_schedule, self._tenant, name=schedule)
+            id_ = parse_uuid(schedule)
+            found = await app.store.run(queries.find_schedule, self._tenant, id_=id_, name=schedule)
             if found is None:
-                raise NotFound(f"There is no schedule {schedule!r:.60}.", code="SCHEDULE_NOT_FOUND")
+                raise schedule_name_not_found(schedule)
             return str(found.timezone)
 
         return run_on_database(self._url, find)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from timebell.client.validation import parse_uuid
+from timebell.client.validation import parse_uuid, schedule_name_not_found
 from timebell.clock import Clock
-from timebell.errors import InvalidInput, NotFound
+from timebell.errors import InvalidInput
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
 
@@ -95,5 +95,5 @@ class Audits:
 
         ids: list[str] = await self._store.run(audit.find_schedule_ids, schedule, parse_uuid(schedule), tenant_id)
         if not ids:
-            raise NotFound(f"There is no schedule {schedule!s:.60}.", code="SCHEDULE_NOT_FOUND")
+            raise schedule_name_not_found(schedule)
         return ids[:1] if single else ids

@@ -14,6 +14,7 @@ from timebell.recurrence.describe import describe_date
 
 PAST_GRACE = timedelta(seconds=5)
 LAST_YEAR = 2199
+TIMEZONE_FIX = 'Specify timezone="Asia/Seoul", or a default with TIMEBELL_DEFAULT_TIMEZONE or Timebell(timezone=...).'
 
 
 @dataclass(slots=True)
@@ -188,5 +189,5 @@ def _missing_zone_error(value: datetime | None) -> InvalidInstant:
     return InvalidInstant(
         problem,
         code="TIMEZONE_MISSING",
-        fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
+        fix=TIMEZONE_FIX,
     )

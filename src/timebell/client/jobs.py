@@ -34,7 +34,8 @@ from timebell.model.job import NARROW_STATE_WORDS, STATE_WORDS, Job, JobState, K
 from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.policy import Retry, parse_seconds
-from timebell.model.routes import check_topic, route_for
+from timebell.model.routes import InternalTarget, check_topic, route_for
+from timebell.recurrence import zone, zone_key
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import bind_targets, dead_letters, erasure, next_due, queues, repository
 from timebell.store.jobs.search import JobSearch, search_jobs
@@ -308,6 +309,8 @@ class Jobs:
         def change_fields(old: Job) -> dict[str, Any]:
             if run_at is None and changes:
                 times: dict[str, Any] = {"run_at": old.run_at, "timezone": old.timezone, "local_time": old.local_time}
+                if timezone is not None and (name := zone(zone_key(timezone)).name) != old.timezone:
+                    times |= {"timezone": name, "local_time": None, "tzdata": None}  # the instant stays
             else:
                 is_kept = timezone is None and datetimes.is_utc(run_at)
                 times = datetimes.resolve_run_at(
@@ -320,18 +323,21 @@ class Jobs:
             repository.reschedule, tenant_id, parse_job_id(job_id), new_ids(now, 1)[0], change_fields, now
         )
         if new is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return new
 
     def _changed_columns(self, old: Job, changes: Mapping[str, Any], run_at: datetime, now: datetime) -> dict[str, Any]:
         """Return the columns that `changes` set, from a validated draft. Raises InvalidInput."""
-        labels = {name: text for name, text in old.metadata.items() if name != VERSION_KEY}
-        metadata = {**(changes.get("metadata", labels) or {})}
+        metadata = {**(changes.get("metadata", old.metadata) or {})}
+        if "payload" not in changes and (VERSION_KEY in old.metadata or self._has_payload_type(old.topic)):
+            metadata.setdefault(VERSION_KEY, old.metadata.get(VERSION_KEY, 1))
+        elif "metadata" not in changes:
+            metadata.pop(VERSION_KEY, None)
         metadata |= {name: changes[name] for name in ("owner_id", "correlation_id") if name in changes}
         own = {name: value for name, value in changes.items() if name not in ("owner_id", "correlation_id")}
         spec = JobSpec(**{
             "topic": old.topic, "run_at": max(run_at, now), "timezone": "UTC", "tenant_id": old.tenant_id,
-            "payload": old.payload, "target": old.target,
+            "payload": old.payload, "target": old.target and InternalTarget(old.target),  # in its stored form
             **own, "metadata": {name: value for name, value in metadata.items() if value is not None},
         })  # fmt: skip
         draft = self.draft(spec, old.id, now)
@@ -352,7 +358,7 @@ class Jobs:
         call: Any = self._store.run if connection is None else _run_in_transaction(self._store, connection)
         retried = await call(dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor)
         if retried is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         job = await self.get(job_id, tenant_id, connection)
         if not retried:
             raise Conflict(
@@ -389,7 +395,7 @@ class Jobs:
             dead_letters.retry_with_payload, tenant_id, parse_job_id(job_id), new_ids(now, 1)[0], encode_for, now
         )
         if new is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         return new
 
     async def redeliver(
@@ -405,7 +411,7 @@ class Jobs:
             dead_letters.retry, tenant_id, parse_job_id(job_id), self._clock.now(), actor, redeliver=True
         )
         if redelivered is None:
-            raise job_not_found(job_id)
+            raise await self._missing(job_id, tenant_id, call)
         job = await self.get(job_id, tenant_id, connection)
         if not redelivered:
             suffix = "" if job.target else " and has no target outside Python"

@@ -37,7 +37,7 @@ class _CommonOptions(TypedDict, total=False):
     correlation_id: str | None
     """A label that connects the job with what caused it."""
     client_request_id: str | None
-    """Unique per tenant for ever: a repeated request is recognized."""
+    """Unique per tenant forever: a repeated request is recognized."""
     metadata: Mapping[str, Any] | None
     """Other labels, as JSON."""
     retry: Retry | Mapping[str, Any] | None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 from timebell.client.validation import check_text
+from timebell.durations import Duration
 from timebell.errors import InvalidInput
 from timebell.model.payload import sanitize_text
 from timebell.model.policy import CatchUp, Overlap, WhenLate, parse_choice, parse_seconds
@@ -131,7 +131,9 @@ def apply_calendar(spec: Spec, options: dict[str, Any], calendar: Calendar | Non
     reference, roll = options.pop("calendar", None), options.pop("roll", None)
     if reference is None:
         if roll is not None:
-            raise InvalidInput("roll requires a calendar.", code="INVALID_ROLL")
+            raise InvalidInput(
+                "roll requires a calendar.", code="INVALID_ROLL", fix='Pass calendar=Calendar.of("KR"), or omit roll.'
+            )
         return spec
     if isinstance(reference, Calendar):
         return OnCalendar(spec, reference, roll or "skip")
@@ -139,6 +141,6 @@ def apply_calendar(spec: Spec, options: dict[str, Any], calendar: Calendar | Non
     return OnCalendar(spec, calendar or Calendar(), roll or "skip", follows=version is None)
 
 
-def parse_optional_seconds(value: float | timedelta | None, field: str) -> float | None:
+def parse_optional_seconds(value: Duration | None, field: str) -> float | None:
     """Return a duration in seconds, at least 1 ms; None stays None. Raises InvalidInput."""
     return None if value is None else parse_seconds(value, field, minimum=0.001)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from timebell import tracing
+from timebell.client.datetimes import TIMEZONE_FIX
 from timebell.client.schedule_options import (
     SCHEDULE_OPTIONS,
     apply_calendar,
@@ -27,6 +28,8 @@ from timebell.client.validation import (
     encode_payload,
     merge_labels,
     parse_uuid,
+    schedule_name_not_found,
+    schedule_not_found,
     unknown_options,
 )
 from timebell.clock import Clock
@@ -159,7 +162,7 @@ class Schedules:
         if timezone is None:
             raise InvalidInput(
                 f"The schedule {remaining.get('name') or topic!r:.60} has no time zone.", code="TIMEZONE_MISSING",
-                fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
+                fix=TIMEZONE_FIX,
             )  # fmt: skip
         timezone = zone(zone_key(timezone)).name
         bounds = {name: remaining.pop(name, None) for name in ("start", "end", "max_runs")}
@@ -247,10 +250,11 @@ class Schedules:
     async def get(self, id_: str | None = None, *, name: str | None = None, tenant_id: str = "default") -> Schedule:
         """Return a schedule by id or by name. Raises NotFound."""
         await self._ensure_open()
-        valid = name is not None or (id_ := parse_uuid(id_)) is not None
-        schedule = await self._store.run(queries.find_schedule, tenant_id, id_=id_, name=name) if valid else None
+        schedule: Schedule | None = None
+        if (schedule_id := parse_uuid(id_)) is not None or name is not None:
+            schedule = await self._store.run(queries.find_schedule, tenant_id, id_=schedule_id, name=name)
         if schedule is None:
-            raise _schedule_not_found(name or id_)
+            raise schedule_not_found(id_) if name is None else schedule_name_not_found(name)
         return schedule
 
     async def pause(
@@ -277,7 +281,8 @@ class Schedules:
         return await self._run_action(connection, actions.trigger_schedule, tenant_id, id_)
 
     async def backfill(
-        self, id_: str, start: datetime, end: datetime, *, overlap: str | None = None, dry_run: bool = False,
+        self, id_: str, start: datetime, end: datetime, *,
+        overlap: Overlap | Literal["skip", "queue", "cancel_previous", "allow"] | None = None, dry_run: bool = False,
         tenant_id: str = "default", connection: Any = None,
     ) -> actions.BackfillResult:  # fmt: skip
         """Run the occurrences in [start, end) that were skipped or never recorded, and none that has run.
@@ -311,7 +316,7 @@ class Schedules:
         await self._ensure_open()
         schedule_id = None if id_ is None else parse_uuid(id_)
         if id_ is not None and schedule_id is None:
-            raise _schedule_not_found(id_)
+            raise schedule_not_found(id_)
         count = await self._store.run(actions.release_backlog, tenant_id, schedule_id, discard, self._clock.now())
         return count
 
@@ -357,7 +362,7 @@ class Schedules:
         schedule_id = parse_uuid(id_)
         revisions = [] if schedule_id is None else await self._store.run(actions.list_revisions, tenant_id, schedule_id)
         if not revisions:
-            raise _schedule_not_found(id_)
+            raise schedule_not_found(id_)
         return revisions
 
     async def revert(self, id_: str, revision: int, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
@@ -420,7 +425,7 @@ class Schedules:
             call = (action, tenant_id, schedule_id, *args, build_job, self._clock.now())
             result = await (self._store.run(*call) if connection is None else self._store.join(connection, *call))
         if result is None:
-            raise _schedule_not_found(id_)
+            raise schedule_not_found(id_)
         return result
 
     async def list(
@@ -447,7 +452,3 @@ class Schedules:
 
 def _is_aware(instant: Any) -> bool:
     return isinstance(instant, datetime) and instant.utcoffset() is not None
-
-
-def _schedule_not_found(identifier: object) -> NotFound:
-    return NotFound(f"There is no schedule {identifier!s:.60}.", code="SCHEDULE_NOT_FOUND")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from timebell.client.secrets import check_name
 from timebell.client.validation import check_text
 from timebell.clock import Clock
+from timebell.durations import Duration
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.feature import Feature
 from timebell.ids import new_id
@@ -146,12 +147,12 @@ class Targets:
         return await self._run_on_target(connection, name, targets.enable_target, tenant_id, name, self._clock.now())
 
     async def rotate_secret(
-        self, name: str, *, signing_secret: str | None = None, overlap: float | timedelta = DEFAULT_OVERLAP,
+        self, name: str, *, signing_secret: str | None = None, overlap: Duration = DEFAULT_OVERLAP,
         tenant_id: str = "default", connection: Any = None,
     ) -> NamedTarget:  # fmt: skip
         """Replace the signing secret; only this call returns the new one, in `signing_secret`.
 
-        For `overlap` (seconds or a timedelta), requests are also signed with the old secret. Raises NotFound,
+        For `overlap` (numbers are seconds), requests are also signed with the old secret. Raises NotFound,
         InvalidInput, Conflict.
         """
         overlap_seconds = parse_seconds(overlap, "overlap")

@@ -127,7 +127,7 @@ def parse_job_id(value: str) -> str:
     id_ = parse_uuid(value)
     if id_ is None and not isinstance(value, str):
         raise NotFound(
-            f"A job id is text, not a {type(value).__name__}.", code="JOB_NOT_FOUND", fix="Pass the id: cancel(job.id)."
+            f"A job id is text, not a {type(value).__name__}.", code="JOB_NOT_FOUND", fix="Pass the id: job.id."
         )
     if id_ is None:
         raise job_not_found(value)
@@ -137,5 +137,25 @@ def parse_job_id(value: str) -> str:
 def job_not_found(job_id: object) -> NotFound:
     """Return the error for an unknown job id."""
     return NotFound(
-        f"There is no job {job_id!s:.60}.", code="JOB_NOT_FOUND", fix="Finished jobs are deleted after 30 days."
+        f"There is no job {job_id!s:.60}.", code="JOB_NOT_FOUND",
+        fix="Finished jobs are deleted after TIMEBELL_RETENTION_DONE, by default 30 days.",
+    )  # fmt: skip
+
+
+def schedule_not_found(identifier: object) -> NotFound:
+    """Return the error for an unknown schedule id."""
+    if not isinstance(identifier, str):
+        message, fix = f"A schedule id is text, not a {type(identifier).__name__}.", "Pass the id: schedule.id."
+    elif parse_uuid(identifier) is None:
+        message = f"There is no schedule with the id {identifier!r:.60}."
+        fix = "If it is a name, find the id: app.schedules.get(name=...) in Python, GET /schedules?name=... in HTTP."
+    else:
+        message, fix = f"There is no schedule {identifier}.", "Check the id and the tenant."
+    return NotFound(message, code="SCHEDULE_NOT_FOUND", fix=fix)
+
+
+def schedule_name_not_found(name_or_id: str) -> NotFound:
+    """Return the error for an unknown name of a schedule, where an id is accepted, too."""
+    return NotFound(
+        f"There is no schedule {name_or_id!s:.60}.", code="SCHEDULE_NOT_FOUND", fix="Check the name and the tenant."
     )

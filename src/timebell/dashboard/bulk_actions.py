@@ -63,7 +63,7 @@ async def _bulk_action(view: View, kind: str, list_url: str) -> Response:
         return view.render(
             "bulk_action", 409, names=[], failures=failures, done_label=ACTION_LABELS[kind][action], **variables
         )
-    return view.redirect(list_url, f"several-{action}")
+    return view.redirect(list_url, f"bulk-{action}")
 
 
 async def _apply_action(view: View, kind: str, action: str, id_: str, etag: str) -> str | None:

@@ -60,8 +60,8 @@ async def check_password(
         raise WrongPassword(
             "Wrong name or password.", fix="Check both. Several failed attempts lock the user for a while."
         )
-    authenticator.failures.forgive_sign_in(address, attempt)
-    await app.store.run(users.forget_sign_in_failures, account[0].id, "password", network, app.clock.now())
+    authenticator.failures.discard_attempt(address, attempt)
+    await app.store.run(users.delete_sign_in_failures, account[0].id, "password", network, app.clock.now())
     return account[0]
 
 
@@ -83,7 +83,7 @@ async def check_code(
             "Wrong or used code.",
             fix="Enter the next code of the app, or a recovery code. Several failed attempts lock you out for a while.",
         )
-    authenticator.failures.forgive_sign_in(address, attempt)
+    authenticator.failures.discard_attempt(address, attempt)
     return match
 
 

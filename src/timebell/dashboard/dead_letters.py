@@ -14,7 +14,7 @@ from timebell.store.audit import overview as rows
 
 FILTER_FIELDS = ("topic", "errorCode", "errorGroup", "scheduleId", "from", "to")
 CANCEL_FIELDS = ("topic", "ownerId", "scheduleId", "key", "queue")
-DONE_MESSAGES = {"retry": "replaying", "discard": "discarding", "cancel": "cancelling"}
+DONE_MESSAGES = {"retry": "retry-started", "discard": "discarding", "cancel": "cancelling"}
 routes = APIRouter(route_class=PageRoute)
 
 

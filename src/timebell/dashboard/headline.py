@@ -100,7 +100,7 @@ def _outcome_problems(tiles: Tiles) -> Iterator[_Problem]:
         names = _names([item.name for item in s.disabled], "target")
         yield _Problem("bad", f"Target {names} {_verb(s.disabled)} disabled", len(s.disabled))
     if s.backlog_jobs:
-        yield _Problem("retry", f"{_count(s.backlog_jobs, 'job')} of an outage waiting for a decision", 1)
+        yield _Problem("retry", f"{_count(s.backlog_jobs, 'job')} held after an outage", 1)
 
 
 def _node_problems(tiles: Tiles, now: datetime, lease_seconds: float) -> list[_Problem]:

@@ -54,7 +54,7 @@ class ScheduleTimeline:
 class Upcoming:
     """Upcoming runs of a tenant.
 
-    `burst` is the minute with the most runs within the next hour, and their number. `next_hour_histogram` counts runs
+    `peak` is the minute with the most runs within the next hour, and their number. `next_hour_histogram` counts runs
     in spans of two minutes. `is_complete` is false if counting stopped at a limit. `timelines` has the schedules, those
     that run less than DENSE_FIRES times first, each by time.
     """
@@ -62,7 +62,7 @@ class Upcoming:
     timelines: list[ScheduleTimeline]
     next_hour_count: int
     is_complete: bool
-    burst: tuple[datetime, int] | None
+    peak: tuple[datetime, int] | None
     next_hour_histogram: list[float]
 
     @property
@@ -352,10 +352,10 @@ def _build_upcoming(schedules: Sequence[Schedule], due: int, now: datetime) -> U
             timelines.append(ScheduleTimeline(schedule, fires, len(fires) >= DENSE_FIRES))
         if remaining < 0:
             break
-    burst = max(fires_by_minute.items(), key=lambda item: item[1], default=None)
+    peak = max(fires_by_minute.items(), key=lambda item: item[1], default=None)
     timelines.sort(key=lambda timeline: timeline.is_dense)  # stable: soonest first
     histogram = _fires_per_two_minutes(fires_by_minute, now)
-    return Upcoming(timelines, next_hour_count, is_complete, burst, histogram)
+    return Upcoming(timelines, next_hour_count, is_complete, peak, histogram)
 
 
 def _fires_per_two_minutes(fires_by_minute: Counter[datetime], now: datetime) -> list[float]:

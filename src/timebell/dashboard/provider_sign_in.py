@@ -68,7 +68,7 @@ async def finish_sign_in(request: Request) -> Response:
         provider = _provider(request)
         attempt = SignInAttempt(secret)
         if not secret or not attempt.has_state(request.query_params.get("state")):
-            raise SignInFailed("the state is not of a sign-in that this browser started within ten minutes")
+            raise SignInFailed("the state belongs to no sign-in that this browser started within ten minutes")
         identity = await _confirm(provider, attempt, request)
         token = await sessions.sign_in_identity(request, identity)
     except StoreError:  # the error page of all pages, without details of the database
@@ -136,9 +136,9 @@ async def _confirm(provider: IdentityProvider, attempt: SignInAttempt, request: 
         async with authenticator.capacity.provider_sign_ins.hold(client_network(address)):
             identity = await provider.finish_sign_in(attempt, request.query_params)
     except (NoRole, ProviderUnavailable, TooBusy):
-        authenticator.failures.forgive_sign_in(address, begun_at)
+        authenticator.failures.discard_attempt(address, begun_at)
         raise
-    authenticator.failures.forgive_sign_in(address, begun_at)
+    authenticator.failures.discard_attempt(address, begun_at)
     return identity
 
 

@@ -78,7 +78,7 @@ async def fire_test(view: CurrentView) -> Response:
     created = await submit(view, "/jobs", parse_form, _render_form)
     if isinstance(created, Response):
         return created
-    return view.redirect(f"/ui/jobs/{quote_segment(created['id'])}", "tried")
+    return view.redirect(f"/ui/jobs/{quote_segment(created['id'])}", "fired-once")
 
 
 @routes.get("/ui/schedules/{id}/edit")

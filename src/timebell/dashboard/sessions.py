@@ -87,10 +87,10 @@ class Sessions:
         local = await authenticator.authenticate(request)
         return Visitor(_with_tenant(local, None, request), _form_token(self._local_token), signed_in=False)
 
-    async def _find_visitor(self, token: str, request: Request) -> Visitor | None:
+    async def _find_visitor(self, token: str, request: Request, *, peek: bool = False) -> Visitor | None:
         app, address = self._app, request_address(request)
         now = app.clock.now()
-        row = await app.store.run(users.find_session, session_id(token), now)
+        row = await app.store.run(users.find_session, session_id(token), now, peek=peek)
         if row is None:
             return None
         session, user = row
@@ -124,7 +124,8 @@ class Sessions:
         Raises WrongCode, SignInExpired, TooManySignIns, Refused.
         """
         awaiting_id = session_id(request.cookies.get(CODE_COOKIE, ""))
-        found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
+        async with authenticator.capacity.lookups.hold(client_network(request_address(request))):  # as in `identify`
+            found = await self._app.store.run(users.find_session, awaiting_id, self._app.clock.now(), awaits_code=True)
         if found is None or found[1] is None:
             raise SignInExpired("This sign-in has expired.", fix="Enter name and password again.")
         match = await check_code(authenticator, request, found[1], code)
@@ -200,12 +201,7 @@ class Sessions:
     async def is_active(self, request: Request) -> bool:
         """Return whether an open page may still receive events. Does not extend the session."""
         token = request.cookies.get(SESSION_COOKIE)
-        if token is None:
-            return True
-        return (
-            await self._app.store.run(users.find_session, session_id(token), self._app.clock.now(), peek=True)
-            is not None
-        )
+        return token is None or await self._find_visitor(token, request, peek=True) is not None
 
     async def sign_out(self, request: Request, visitor: Visitor) -> None:
         """Delete the session of this browser."""
@@ -278,15 +274,15 @@ def _with_tenant(caller: Caller, own_tenant_id: str | None, request: Request) ->
         )
     if own_tenant_id is None and selected:
         return select_tenant(caller, selected)
-    return replace(caller, tenant_id=own_tenant_id or "default", names_tenant=False)
+    return replace(caller, tenant_id=own_tenant_id or "default", specifies_tenant=False)
 
 
 def select_tenant(caller: Caller, tenant_id: str) -> Caller:
     """Return a platform user in the tenant that they selected; an invalid one is `default`."""
     try:
-        return replace(caller, tenant_id=check_text(tenant_id, "tenant_id"), names_tenant=True)
+        return replace(caller, tenant_id=check_text(tenant_id, "tenant_id"), specifies_tenant=True)
     except InvalidInput:
-        return replace(caller, tenant_id="default", names_tenant=True)
+        return replace(caller, tenant_id="default", specifies_tenant=True)
 
 
 def set_tenant_cookie(response: Response, tenant_id: str) -> None:

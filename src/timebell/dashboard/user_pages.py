@@ -111,7 +111,7 @@ async def _render_user(view: View, name: str, *, problem: dict[str, Any] | None 
 
 def _tenant_query(view: View) -> str:
     """Return the query that keeps the tenant of a platform user's request, as names are unique within a tenant."""
-    return f"?tenant={quote_segment(view.caller.tenant_id)}" if view.caller.names_tenant else ""
+    return f"?tenant={quote_segment(view.caller.tenant_id)}" if view.caller.specifies_tenant else ""
 
 
 def _roles(view: View) -> list[str]:

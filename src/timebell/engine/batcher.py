@@ -17,7 +17,8 @@ R = TypeVar("R")
 class Batcher(Generic[T, R]):
     """Collects the calls that arrive while a batch is processed into the next batch.
 
-    `process` receives up to `max_size` calls by key and returns their results by key.
+    `process` receives up to `max_size` calls by key and returns their results by key. Concurrent calls must have
+    different keys.
     """
 
     def __init__(self, process: Callable[[Mapping[str, T]], Awaitable[Mapping[str, R]]], max_size: int) -> None:
@@ -45,8 +46,8 @@ class Batcher(Generic[T, R]):
                 results = await self._process({key: call for key, (call, _) in batch.items()})
             except TimebellError as error:
                 failure = error
-            except Exception:  # resolve the futures, whatever happened
-                log.exception("a batch failed")
+            except Exception:  # the callers must not wait forever
+                log.exception("could not process a batch of %d calls", len(batch))
             for key, (_, future) in batch.items():
                 if future.done():
                     continue

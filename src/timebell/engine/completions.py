@@ -18,11 +18,12 @@ from timebell.targets.payloads import to_json_value
 
 log = logging.getLogger("timebell.runner")
 
+# Log level, name of the event, and verb of the message, by the state that a completion leads to.
 STATE_LOGGING = {
-    JobState.COMPLETED: (logging.DEBUG, "completed"),
-    JobState.PENDING: (logging.INFO, "postponed"),
-    JobState.DISPATCHED: (logging.DEBUG, "dispatched"),
-    JobState.FAILED: (logging.WARNING, "dead"),
+    JobState.COMPLETED: (logging.DEBUG, "completed", "completed"),
+    JobState.PENDING: (logging.INFO, "postponed", "postponed"),
+    JobState.DISPATCHED: (logging.DEBUG, "dispatched", "dispatched"),
+    JobState.FAILED: (logging.WARNING, "dead", "failed permanently"),
 }
 
 
@@ -99,17 +100,17 @@ class Completions:
 
     def log(self, attempt: Attempt, completion: Completion) -> None:
         """Log a completion."""
-        level, word = STATE_LOGGING.get(completion.state, (logging.DEBUG, "ended"))
+        level, event, verb = STATE_LOGGING.get(completion.state, (logging.DEBUG, "ended", "ended"))
         if not log.isEnabledFor(level):
             return
         error = "" if completion.error is None else f": {describe_error(completion.code, completion.error)}"
         lag, revision = attempt.started_at - attempt.run_at, self.node.cached_revision(attempt)
         fields = {
-            "event": f"job.{word}", "job_id": attempt.id, "schedule": revision.name if revision else None,
+            "event": f"job.{event}", "job_id": attempt.id, "schedule": revision.name if revision else None,
             "topic": attempt.topic, "tenant": attempt.tenant_id, "attempt": attempt.number,
             "lag_ms": round(lag.total_seconds() * 1000, 3), "trace_id": attempt.trace_id,
         }  # fmt: skip
-        log.log(level, "job %s of %s %s%s", attempt.id, attempt.topic, word, error, extra=fields)
+        log.log(level, "job %s of %s %s%s", attempt.id, attempt.topic, verb, error, extra=fields)
 
 
 def warn_result_not_stored(attempt: Attempt, completion: Completion) -> None:

@@ -15,8 +15,9 @@ TIMER_RESOLUTION_SECONDS = 0.001
 class Deadlines:
     """The deadlines of attempts in progress, in monotonic seconds.
 
-    The timer is set to the earliest deadline when it was set last. Most attempts end before, so the timer fires rarely;
-    then all attempts in progress are checked. A timer for each attempt would cost more than a short handler.
+    The timer is set for the earliest deadline known at that time. Most attempts end before their deadline, so the timer
+    fires rarely; then all attempts in progress are checked. A timer for each attempt would cost more than a short
+    handler.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -19,9 +19,9 @@ log = logging.getLogger("timebell.history")
 
 
 async def check_history(store: Store, clock: Clock, node_name: str) -> Rewind | None:
-    """Compare if the server has changed since the last comparison; repeat, store and return a loss.
+    """Look for lost commits, if the server has changed since the last check. Raises StoreError.
 
-    Raises StoreError.
+    Lost writes are reapplied as far as possible. Returns the loss, after recording it; None if nothing was lost.
     """
     recent = store.recent_writes
     if not recent.is_unverified:
@@ -37,7 +37,7 @@ async def check_history(store: Store, clock: Clock, node_name: str) -> Rewind | 
         recent.is_unverified = True
         raise
     if rewind is not None:
-        recent.forget(batches)
+        recent.discard(batches)
         log.error("%s", rewind.describe(), extra={"event": "database.rewound"})
     return rewind
 
@@ -54,7 +54,7 @@ def _reapply_and_record(
 def _describe_loss(
     lost: dict[str, set[str]], batches: list[Batch], clock: Clock, node_name: str, monotonic: float
 ) -> Rewind | None:
-    # A row may have been written several times, of which the earlier ones may be there.
+    # Of a row that was written several times, the last write decides: the earlier ones may have survived.
     last_written = {
         (batch.kind, id_): batch.at for batch in batches for id_ in batch.rows if id_ in lost.get(batch.kind, ())
     }

@@ -30,7 +30,7 @@ class ClaimOperation(NamedTuple):
 
 
 class LaneClaims:
-    """Chooses how to claim from a lane: by limits of queues and tenants, and in turns of lanes and tenants."""
+    """Chooses how to claim from a lane: within the limits of queues and tenants, fairly between lanes and tenants."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

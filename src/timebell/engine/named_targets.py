@@ -48,7 +48,7 @@ class TargetResolver:
                 )
             except TimebellError as exc:
                 error = exc
-            except Exception:  # resolve the futures, whatever happened
+            except Exception:  # the callers must not wait forever
                 log.exception("could not resolve targets")
             for key, future in pending.items():
                 if not future.done():
@@ -91,7 +91,8 @@ async def deliver(
         options = target.check(resolved.options)
     except (InvalidInput, Refused) as error:  # a secret was replaced, or the rules became stricter
         is_unconfigured = error.code == "BROKER_NOT_CONFIGURED"  # on this node; others may have the connection
-        outcome = Outcome.failed(error.code, mask_secrets(str(error), resolved.secrets), retryable=is_unconfigured)
+        outcome = Outcome.failed(error.code, mask_secrets(str(error), resolved.secrets))
+        outcome.retryable = is_unconfigured or isinstance(error, Refused)  # the settings of another node may allow it
         outcome.uses_attempt = not is_unconfigured
         return outcome
     try:

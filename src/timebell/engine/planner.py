@@ -52,12 +52,12 @@ class Planner:
     async def _fire_concurrently(self) -> datetime | None:
         """Fire the remaining batches; return when the next schedule is due.
 
-        While the database works on one batch, this node decides the other one, and runs the jobs of the last one.
+        While the database processes one batch, this node plans the other one and runs the jobs of the previous one.
         """
         until = self.node.clock.monotonic() + MAX_STEP_SECONDS
         batches = (self._fire_batches(until) for _ in range(CONCURRENT_BATCHES))
         instants = []
-        for result in await asyncio.gather(*batches, return_exceptions=True):  # ends all of them before it raises
+        for result in await asyncio.gather(*batches, return_exceptions=True):  # raise only when all have ended
             if isinstance(result, BaseException):
                 raise result
             instants.append(result)

@@ -1,7 +1,7 @@
 """Checks just before delivery: decisions of features, conditions and monthly quotas.
 
-Each job first waits for the external data that its own check needs, and for no other job's. The decisions of all jobs
-that are ready then share a transaction, so a thousand simultaneously due jobs need only a few.
+Each job first waits for the external data of its own check only. The decisions about all jobs that are ready then share
+a transaction, so a thousand simultaneously due jobs need only a few transactions.
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ class ClaimAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of an attempt. None returns the job, due again after `delay` seconds, without using up an attempt."""
+    """The outcome of an attempt.
+
+    `outcome` None returns the job: it is due again after `delay` seconds, and has used no attempt.
+    """
 
     job_id: str
     number: int

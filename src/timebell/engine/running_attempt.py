@@ -158,7 +158,7 @@ class RunningAttempt:
 
     @property
     def should_stop(self) -> bool:
-        """True if its handler works in vain: it was requested to stop, or another node may run its job."""
+        """True if its handler should stop: a stop was requested, or another node may run its job."""
         return self.stop_cause is not None or self.state is AttemptState.LOST
 
     @property

@@ -94,7 +94,7 @@ class Service:
                     ("progress", self.worker.progress_writer.step, node.wakeups.progress),
                     ("definitions", self.code_definitions.step, node.wakeups.definitions),
                     ("reconciler", self.leader.broker_reconciler.step, node.wakeups.reconciler),
-                    ("audit_export", self.leader.audit_export.step, self.leader.audit_export.alarm),
+                    ("audit_export", self.leader.audit_export.step, node.wakeups.audit_export),
                     *((name, each.step, each.alarm) for name, each in self.leader.feature_services.items()),
                     ("leader", self.leader.step, node.wakeups.leader),
                 )
@@ -169,7 +169,7 @@ class Service:
         while True:
             self.step_began_at[name] = self.node.clock.monotonic()
             try:
-                if self.node.store.recent_writes.is_unverified:  # before anything repeats what was lost
+                if self.node.store.recent_writes.is_unverified:  # first, because a step may repeat lost work
                     await self._check_history()
                 next_step_at = await step()
                 pause = MIN_RETRY_DELAY_SECONDS

@@ -65,7 +65,7 @@ def lease_end(node: Node, attempt: Attempt, renewed_at: datetime, lease: float) 
 class WaitingClaims:
     """The claims that wait on this node.
 
-    `standalone`: no engine runs in this process, so what its heartbeat maintains is maintained here.
+    `standalone`: no engine runs in this process, so this class refreshes the state that a heartbeat would refresh.
     """
 
     def __init__(self, node: Node, lane_claims: LaneClaims, *, standalone: bool) -> None:
@@ -198,7 +198,7 @@ class WaitingClaims:
         return len(claimed.attempts) + claimed.returned
 
     async def _maintain(self) -> None:
-        """At each heartbeat: record that the waiting workers are alive, and refresh what claims depend on."""
+        """Once per heartbeat interval, record that the waiting workers are alive, and refresh the state for claims."""
         node, now = self.node, self.node.clock.monotonic()
         if self._maintained_at is not None and now - self._maintained_at < node.options.heartbeat:
             return

@@ -26,11 +26,12 @@ class Wakeups:
         self.leader = Alarm(clock)
         self.operations = Alarm(clock)
         self.reconciler = Alarm(clock)
+        self.audit_export = Alarm(clock)
         self.definitions = Alarm(clock)
         self.progress = Alarm(clock)
         self.alarms = [
             self.planner, self.worker, self.scanner, self.heartbeat, self.leader, self.operations, self.reconciler,
-            self.definitions, self.progress,
+            self.audit_export, self.definitions, self.progress,
         ]  # fmt: skip
         self._alarms_by_subject: dict[str, list[Alarm]] = {
             subject: [getattr(self, loop)] for subject, loop in LOOP_BY_SUBJECT.items()

@@ -57,8 +57,8 @@ class SlotPool:
     """Negative if there are fewer slots than before, and all of them are occupied."""
     attempts_without_slot: int = 0
     """Attempts that gave their slot to others, because they wait for external data."""
-    turns: deque[asyncio.Future[None]] = field(default_factory=deque)
-    """Attempts that have their data, and wait for a free slot."""
+    slot_waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+    """Attempts that have received their external data and wait for a free slot again."""
 
     def __post_init__(self) -> None:
         self.free_slots = self.slots
@@ -377,8 +377,8 @@ class Worker:
     async def _without_slot(self, pool: SlotPool) -> AsyncIterator[None]:
         """Give the slot of an attempt to others during the block, so that waiting for a slow source delays no one else.
 
-        At the end, the attempt waits for a slot again. If it ends with an error, it takes one at once, possibly one too
-        many, because it only has to be completed.
+        After the block, the attempt waits for a slot again. After an error in the block, the attempt only has to be
+        completed, so it takes a slot immediately, even if none is free.
         """
         if pool.attempts_without_slot >= MAX_ATTEMPTS_WITHOUT_SLOT:
             yield
@@ -389,7 +389,7 @@ class Worker:
         try:
             yield
             if pool.free_slots < 1:
-                pool.turns.append(turn)
+                pool.slot_waiters.append(turn)
                 await turn
         finally:
             pool.attempts_without_slot -= 1
@@ -405,8 +405,8 @@ class Worker:
     def _free_slots(self, count: int, pool: SlotPool) -> None:
         """Return slots to the pool, first to attempts that wait for one; wake the worker if the pool was exhausted."""
         pool.free_slots += count
-        while pool.free_slots > 0 and pool.turns:
-            turn = pool.turns.popleft()
+        while pool.free_slots > 0 and pool.slot_waiters:
+            turn = pool.slot_waiters.popleft()
             if not turn.done():
                 turn.set_result(None)
                 pool.free_slots -= 1

@@ -96,7 +96,10 @@ def parse_comparisons(condition: Any) -> tuple[Comparison, ...]:
     if isinstance(condition, Mapping):
         condition = [{"field": name, "op": "eq", "value": value} for name, value in condition.items()]
     if not isinstance(condition, Sequence) or isinstance(condition, str) or len(condition) > MAX_COMPARISONS:
-        raise _invalid(f"condition is {condition!r:.60}.", f"Give a list of at most {MAX_COMPARISONS} comparisons.")
+        raise _invalid(
+            f"condition is {condition!r:.60}.",
+            f'Use {{"plan": "pro"}}, or a list of at most {MAX_COMPARISONS} comparisons.',
+        )
     return tuple(_parse_comparison(one) for one in condition)
 
 

@@ -87,7 +87,7 @@ class Routes:
 
     @lru_cache(maxsize=256)  # noqa: B019 - a node has two or three instances
     def sql_params(self) -> dict[str, Any]:
-        """Return the parameters of the SQL macro that selects these routes."""
+        """Return the parameters of the SQL condition that selects these routes."""
         return {
             "exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.all_topics,
             "only_tenant": self.tenant_id,

@@ -330,11 +330,9 @@ def parse_duration(text: str) -> Step:
         excerpt = repr(text)[:64]
         normalized = text.strip().upper() if isinstance(text, str) else ""
         fix = (
-            f"Write {normalized}."
-            if _ISO_DURATION.fullmatch(normalized)
-            else "Write it like PT15M, PT1H30M, P1D or P3M."
+            f"Write {normalized}." if _ISO_DURATION.fullmatch(normalized) else "Write it like 15m, PT1H30M, P1D or P3M."
         )
-        refuse(f"{excerpt} is not an ISO 8601 duration.", fix)
+        refuse(f"{excerpt} is not a duration.", fix)
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     months, days = part["years"] * 12 + part["months"], part["weeks"] * 7 + part["days"]
     fraction = int((match["fraction"] or "").ljust(6, "0"))

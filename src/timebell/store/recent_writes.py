@@ -22,7 +22,7 @@ CANCELS = "cancels"  # jobs cancelled before their start
 SCHEDULES = "schedules"  # created, edited, paused, resumed and deleted schedules
 KINDS = (JOBS, RESULTS, CANCELS, SCHEDULES)
 
-# The contents of writes that can be repeated. Their rows are counted by the kinds above.
+# The contents of writes that can be reapplied. Their rows are counted by the kinds above.
 CREATIONS = "creations"  # jobs that a client created, except in bulk
 PAUSES = "pauses"  # paused and resumed schedules
 
@@ -76,7 +76,7 @@ class RecentWrites:
         with self._lock:
             return sorted((each for batches in self._batches.values() for each in batches), key=lambda each: each.at)
 
-    def forget(self, batches: Iterable[Batch]) -> None:
+    def discard(self, batches: Iterable[Batch]) -> None:
         """Remove batches that were compared, so that a loss is reported once."""
         compared = set(map(id, batches))
         with self._lock:

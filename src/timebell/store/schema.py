@@ -326,7 +326,7 @@ leases = Table(
     Column("alerts", Text),
 )
 
-# The most recent leaderships. If a leader did not resign, ended_at is its last sign of life.
+# The most recent leaderships. If a leader did not resign, ended_at is when its last heartbeat was written.
 leaderships = Table(
     "timebell_leaderships",
     metadata,
@@ -604,7 +604,7 @@ rewinds = Table(
     # Commits of the lost rows were acknowledged between these times.
     Column("lost_from", Instant, nullable=False),
     Column("lost_until", Instant, nullable=False),
-    # Numbers of rows: created jobs, results of jobs, cancels, changes of schedules.
+    # Numbers of rows: created jobs, job results, cancels, schedule changes.
     Column("jobs", Integer, nullable=False),
     Column("results", Integer, nullable=False),
     Column("cancels", Integer, nullable=False),

@@ -64,8 +64,10 @@ _URL = re.compile(
 )
 _NETWORK_FIX = f"Specify networks such as 10.20.0.0/16, within {', '.join(map(str, PRIVATE_NETWORKS))}."
 CACHE_SIZE = 4_096
-"""Texts whose parsed form is cached, and addresses whose networks are. Addresses of this machine may change, so whether
-an address is one of them is decided anew for each delivery."""
+"""Number of cached parsed URLs, and of addresses whose networks are cached.
+
+Whether an address belongs to this machine is not cached, because its addresses may change.
+"""
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic
 
+from timebell.durations import Duration
 from timebell.errors import TimebellError
 from timebell.model.policy import parse_seconds
 from timebell.model.progress import check_progress
@@ -95,11 +96,11 @@ class Arrived(Generic[P]):
 
 
 class Snooze(Exception):
-    """Raise in a handler to run the job again after `delay` (seconds or timedelta); uses no attempt of the budget."""
+    """Raise in a handler to run the job again after `delay` (numbers are seconds); uses no attempt of the budget."""
 
     reason = "The handler snoozed the job."
 
-    def __init__(self, delay: float | timedelta) -> None:
+    def __init__(self, delay: Duration) -> None:
         self.delay = parse_seconds(delay, "snooze delay")
         super().__init__(f"snoozed for {self.delay:g} s")
 

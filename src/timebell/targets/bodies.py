@@ -5,7 +5,7 @@ fill in (`timebell.model.mapping`); `fields` first transforms the payload's fiel
 "bibleCode"}), `strings` (all values as strings, nulls omitted) and `omitNull`.
 
 HTTP requests have five more bodies. `json`, `text`, `form` and `multipart` are the payload itself, or for the last
-three the `template`: text, or an object of form fields. `none` is no body.
+three the `template`: text, or an object of form fields. `none` sends no body.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def check_options(
 def _check_template_type(body: str, template: Any) -> None:
     """Check that a template has the type of its body. Raises InvalidInput (INVALID_TEMPLATE)."""
     if body == "text" and not isinstance(template, str):
-        raise InvalidInput("body is text, but template is no string.", code="INVALID_TEMPLATE")
+        raise InvalidInput("body is text, but template is not a string.", code="INVALID_TEMPLATE")
     if body in _FORMS and not isinstance(template, dict):
         raise InvalidInput(
-            f"body is {body}, but template is no object.",
+            f"body is {body}, but template is not an object.",
             code="INVALID_TEMPLATE",
             fix='Use an object of form fields: {"title": "{{payload.title}}"}.',
         )

@@ -58,7 +58,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
         try:
             context.load_cert_chain(path, password=password)
         except ssl.SSLError as error:
-            raise _invalid("tls.certificate is no certificate in PEM form, or belongs to another key") from error
+            raise _invalid("tls.certificate is not a certificate in PEM form, or belongs to another key") from error
 
 
 def _invalid(problem: str) -> InvalidInput:

@@ -80,11 +80,11 @@ class CommandTarget:
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Run the command; exit status 0 means delivered.
 
-        Failure codes: EXIT_STATUS, COMMAND_NOT_STARTED; final: COMMAND_NOT_FOUND, COMMAND_TARGET_OFF, INVALID_BODY,
+        Failure codes: EXIT_STATUS, COMMAND_NOT_STARTED, COMMAND_TARGET_OFF; final: COMMAND_NOT_FOUND, INVALID_BODY,
         MESSAGE_TOO_LARGE.
         """
         if not self._enabled:
-            return Outcome.failed("COMMAND_TARGET_OFF", " ".join(_DISABLED), retryable=False)
+            return Outcome.failed("COMMAND_TARGET_OFF", " ".join(_DISABLED))
         stdin = options.get("stdin")
         try:
             if stdin is None:

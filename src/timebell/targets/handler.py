@@ -145,13 +145,21 @@ class Handlers:
         self.fast_path_handler.cache_clear()
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Add a middleware inside the existing ones. Raises InvalidInput (INVALID_MIDDLEWARE)."""
+        """Add a middleware inside the existing ones, or replace the same function of a cell that was run before.
+
+        Raises InvalidInput (INVALID_MIDDLEWARE).
+        """
         if not _is_async(middleware):
             raise InvalidInput(
                 f"{middleware!r:.60} is not an async function.", code="INVALID_MIDDLEWARE",
                 fix="Write async def middleware(event, call_next): return await call_next(event).",
             )  # fmt: skip
-        self._middleware.append(middleware)
+        for place, each in enumerate(self._middleware):
+            if is_redefinition(middleware, each):
+                self._middleware[place] = middleware
+                break
+        else:
+            self._middleware.append(middleware)
         self.fast_path_handler.cache_clear()
 
     def copy(self) -> Handlers:
@@ -225,6 +233,8 @@ class Handlers:
         for payload_type in payload_types:
             if (version := payloads.payload_version(metadata)) <= payload_type.version:
                 payload_type.parse(topic, decode(text), version)
+        if payload_types and metadata.get(payloads.VERSION_KEY) == 1:
+            metadata = {name: value for name, value in metadata.items() if name != payloads.VERSION_KEY}
         return text, metadata
 
     def has_payload_type(self, topic: str) -> bool:
@@ -365,6 +375,8 @@ def _accepts_event(function: Callable[..., Any]) -> bool:
 
 def is_redefinition(function: Any, other: Any) -> bool:
     """True if a function of a module, such as a notebook cell, was defined again; not for local functions."""
+    if getattr(function, "__self__", None) is not getattr(other, "__self__", None):
+        return False  # methods of two objects
     name, module = getattr(function, "__qualname__", "<"), getattr(function, "__module__", None)
     same = (name, module) == (getattr(other, "__qualname__", None), getattr(other, "__module__", None))
     return same and "<" not in name

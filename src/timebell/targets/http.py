@@ -113,12 +113,13 @@ class HttpTarget:
         SECRET_KEY_MISSING.
         """
         if not self._signing_keys(options):
-            return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_SECRET_MISSING), retryable=False)
+            return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_SECRET_MISSING))  # another node may have one
         try:
             options = self._check_again(options)
             endpoint = self._guard.check_url(options["url"])
         except (InvalidInput, Refused) as error:  # the rules became stricter since the job was created
-            return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
+            # Another node may have other settings, as while they are changed on one node after the other.
+            return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=isinstance(error, Refused))
         try:
             request = self._request(delivery, options, endpoint)
         except (InvalidPayload, Refused) as error:  # the body or the token cannot be created

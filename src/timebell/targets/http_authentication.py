@@ -80,7 +80,7 @@ def check_authentication(auth: Any, guard: AddressGuard) -> dict[str, Any]:
         raise _invalid(f"auth has no member {name!r:.60}", f"{kind} has: {', '.join((*required, *optional))}.")
     for name in required + tuple(auth.keys() & {"scope"}):
         if not isinstance(auth.get(name), str) or not (auth[name] or kind == "basic"):
-            raise _invalid(f"auth.{name} is no text", f"{kind} requires: {', '.join(required)}.")
+            raise _invalid(f"auth.{name} must be a string", f"{kind} requires: {', '.join(required)}.")
     if kind == "bearer" and not _TOKEN.fullmatch(auth["token"]):
         raise _invalid("auth.token contains characters that a header cannot have")
     if kind == "basic" and ":" in auth["username"]:
@@ -91,7 +91,10 @@ def check_authentication(auth: Any, guard: AddressGuard) -> dict[str, Any]:
         guard.check_url(auth["tokenUrl"])
         parameters = auth.get("parameters", {})
         if not isinstance(parameters, dict) or not all(isinstance(each, str) for each in parameters.values()):
-            raise _invalid("auth.parameters is no object of texts", 'Example: {"audience": "https://api.example.com"}.')
+            raise _invalid(
+                "auth.parameters must be an object with string values",
+                'Example: {"audience": "https://api.example.com"}.',
+            )
         if auth.get("clientAuthentication", "header") not in ("header", "body"):
             raise _invalid("auth.clientAuthentication is neither header nor body")
     if kind == "oidc":

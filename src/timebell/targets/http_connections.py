@@ -150,26 +150,31 @@ class HttpConnections:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 try:
-                    addresses = (await self.guard.resolve(endpoint))[:MAX_ADDRESSES_TRIED]
-                    keys = [ConnectionKey.of(tenant_id, endpoint, address, channel) for address in addresses]
-                    for key in keys if reuse else ():
-                        if (stream := self._idle_connections.take(key)) is not None:
-                            return stream, key, True
-                    if channel.proxy is not None:
-                        key = min(keys, key=lambda each: ":" in each.address)  # many proxies have no IPv6
-                        return await self._connect_through(channel.proxy, key), key, False
-                    for address, key in zip(addresses, keys, strict=True):
-                        with suppress(http_client.ConnectError):
-                            stream = await self._connect_verified(
-                                address, endpoint.port, CONNECT_SECONDS / len(addresses)
-                            )
-                            return stream, key, False
+                    return await self._try_addresses(tenant_id, endpoint, channel, reuse=reuse)
                 except (Refused, http_client.HttpClientError) as error:
                     failure = error
                 await asyncio.Event().wait()
         except TimeoutError as error:
             raise failure or http_client.ConnectError from error
         raise AssertionError("only the timeout ends the wait")
+
+    async def _try_addresses(
+        self, tenant_id: str, endpoint: Endpoint, channel: Channel, *, reuse: bool
+    ) -> tuple[http_client.Stream, ConnectionKey, bool]:
+        """Return the result of `_connect`. Raises Refused, HttpClientError as soon as it has failed."""
+        addresses = (await self.guard.resolve(endpoint))[:MAX_ADDRESSES_TRIED]
+        keys = [ConnectionKey.of(tenant_id, endpoint, address, channel) for address in addresses]
+        for key in keys if reuse else ():
+            if (stream := self._idle_connections.take(key)) is not None:
+                return stream, key, True
+        if channel.proxy is not None:
+            key = min(keys, key=lambda each: ":" in each.address)  # many proxies have no IPv6
+            return await self._connect_through(channel.proxy, key), key, False
+        for address, key in zip(addresses, keys, strict=True):
+            with suppress(http_client.ConnectError):
+                stream = await self._connect_verified(address, endpoint.port, CONNECT_SECONDS / len(addresses))
+                return stream, key, False
+        raise http_client.ConnectError
 
     async def _connect_through(self, proxy: Proxy, key: ConnectionKey) -> http_client.Stream:
         """Return an open stream to the address of `key` through a proxy.

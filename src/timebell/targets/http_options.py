@@ -143,14 +143,17 @@ def _check_proxy(proxy: Any, guard: AddressGuard) -> dict[str, str]:
 def check_object(
     value: Any, name: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = (), *, max_bytes: int = 16_384
 ) -> dict[str, str]:
-    """Return an option that is an object of texts. Raises InvalidInput (INVALID_TARGET_OPTIONS)."""
+    """Return an option that is an object with string values. Raises InvalidInput (INVALID_TARGET_OPTIONS).
+
+    All of `required` must be present; members of neither list are refused. `max_bytes` limits each value.
+    """
     if not isinstance(value, dict):
         raise _invalid(f"{name} is {value!r:.60}", f"Use an object with {', '.join((*required, *optional))}.")
     for member, text in value.items():
         if member not in required + optional:
             raise _invalid(f"{name} has no member {member!r:.60}", f"It has: {', '.join((*required, *optional))}.")
         if not isinstance(text, str) or not 0 < len(text) <= max_bytes:
-            raise _invalid(f"{name}.{member} is no text of 1 to {max_bytes:,} characters")
+            raise _invalid(f"{name}.{member} must be a string of 1 to {max_bytes:,} characters")
     for member in required:
         if member not in value:
             raise _invalid(f"{name}.{member} is missing")

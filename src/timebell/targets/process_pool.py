@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 QUEUE_AHEAD_SECONDS = 0.1
-"""Calls are accepted ahead if a process is expected to be free within this time: it need not wait for their claim."""
+"""Calls are accepted ahead of a free process if one is expected within this time, so that it has a call at once."""
 
 
 def available_cores() -> int:
@@ -38,7 +38,7 @@ class ProcessStarted(NotStarted):
 
 
 class ProcessPool:
-    """Runs calls in as many worker processes as there are cores; a process that a call needs starts at that time.
+    """Runs calls in up to as many worker processes as there are cores, started on demand.
 
     Each process belongs to a thread while it runs a call. Processes are started as new programs, without fork: they
     share no locks or connections with the node, and do not run its main module.
@@ -56,7 +56,7 @@ class ProcessPool:
         self._is_shut_down = False
 
     def capacity(self) -> int:
-        """Return the number of calls to accept: one per process, and those that will start soon although they wait."""
+        """Return the number of calls to accept: one per process, plus those expected to wait only briefly for one."""
         return self._threads.capacity()
 
     async def call(self, path: FunctionPath, event: Arrived) -> Any:

@@ -18,7 +18,7 @@ MAX_QUEUED_AHEAD = 500
 MAX_QUEUE_SECONDS = 1.0
 """A call that has waited longer is returned, because the calls before it take longer than expected."""
 SLOWEST_CALL_DECAY = 0.98
-"""Factor per call by which the influence of a slow call on the expectation decreases."""
+"""Factor by which each further call reduces the influence of a slow call on the estimated duration."""
 
 
 class NotStarted(Exception):
@@ -50,11 +50,11 @@ class ThreadPool:
         self._is_starting = False
         self._is_collecting = False
         self._slowest = inf
-        """Seconds that a call takes at most, as far as the recent ones show."""
+        """Estimated maximum duration of a call in seconds, from the recent calls."""
         self._timer: asyncio.TimerHandle | None = None
 
     def capacity(self) -> int:
-        """Return the number of calls to accept: one per thread, and those that will start soon although they wait.
+        """Return the number of calls to accept: one per thread, plus those expected to wait only briefly for a thread.
 
         A thread that still runs an abandoned call, such as one that exceeded its timeout, accepts none.
         """

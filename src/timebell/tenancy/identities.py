@@ -19,7 +19,7 @@ MAX_TENANT_LENGTH = 200
 class Identity:
     """Person or program that a provider has authenticated, with its permissions here.
 
-    `issuer` and `subject` together identify it for ever; `name` is for people. `tenant_id` None marks a platform role.
+    `issuer` and `subject` together identify it forever; `name` is for people. `tenant_id` None marks a platform role.
     `expires_at` is the end of the token that proves it.
     """
 

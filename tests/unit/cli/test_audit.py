@@ -61,6 +61,8 @@ def test_difference_is_listed_and_sets_the_exit_code(cli: Any, sqlite_url: str) 
     assert "It was skipped (missed)" in explained.out
     local = cli("why", "minutely", instants[4].removesuffix("Z").replace("+00:00", ""), "--database", sqlite_url)
     assert local.out == explained.out  # the zone of the schedule is UTC
+    by_id = cli("why", why["scheduleId"], instants[4].removesuffix("Z"), "--database", sqlite_url)
+    assert by_id.out == explained.out
 
 
 def test_missing_database_schedule_or_record_sets_the_exit_code(cli: Any, sqlite_url: str) -> None:

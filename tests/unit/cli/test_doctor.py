@@ -179,7 +179,7 @@ def test_problems_of_the_identity_provider_are_found(file_url: str, cli: Cli, mo
         provider.keys = {}
         assert found() == {"IDENTITY_PROVIDER_UNAVAILABLE"}
         monkeypatch.setenv("TIMEBELL_OIDC_ISSUER", provider.issuer + "/")
-        assert f"calls itself '{provider.issuer}'" in sign_on()[0][1]
+        assert f"its issuer is '{provider.issuer}'" in sign_on()[0][1]
         monkeypatch.setenv("TIMEBELL_OIDC_ISSUER", f"http://127.0.0.1:{free_port()}")
         assert found() == {"IDENTITY_PROVIDER_UNAVAILABLE"}
         monkeypatch.setenv("TIMEBELL_OIDC_ROLE_MAP", "admins=root")

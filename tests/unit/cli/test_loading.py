@@ -49,6 +49,7 @@ def test_modules_beside_the_file_are_importable_and_watched(tmp_path: Path) -> N
         ("x = (", "my.py", "APP_NOT_LOADABLE", "my.py:1"),
         ("\n\n1 / 0", "my.py", "APP_NOT_LOADABLE", "my.py:3"),
         ("import nothing_like_it", "my:app", "APP_NOT_LOADABLE", "nothing_like_it"),
+        ("import nothing_like_it", "my.py", "APP_NOT_LOADABLE", f"environment of this command: {sys.prefix}"),
         ("raise SystemError('x')", "my:app", "APP_NOT_LOADABLE", "SystemError: x"),
     ],
 )

@@ -125,6 +125,7 @@ def test_schedule_is_created_shown_edited_managed_and_deleted(remote: Cli) -> No
         as_json(remote("schedule", "pause", "nightly", "-r", "month end", "-o", "json"))["pauseReason"] == "month end"
     )
     assert "paused" in remote("schedule", "list", "--paused").out
+    assert "  next, once resumed\n" in remote("schedule", "show", "nightly").out
     assert as_json(remote("schedule", "resume", "nightly", "-o", "json"))["enabled"] is True
     skipped = as_json(remote("schedule", "skip-next", "nightly", "-o", "json"))
     assert len(skipped["overrides"]) == 1
@@ -721,3 +722,15 @@ def test_a_job_due_now_needs_no_time_zone(remote: Cli) -> None:
     assert as_json(remote("job", "create", "mail.send", "--dry-run", "-o", "json"))["job"]["timezone"] == "UTC"
     done = remote("job", "create", "mail.send", "--at", "2040-01-01T00:00:00+09:00")
     assert (done.code, "TIMEZONE_MISSING" in done.err) == (2, True)
+
+
+def test_an_empty_time_zone_is_refused_instead_of_replaced_by_the_default(
+    remote: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMEBELL_DEFAULT_TIMEZONE", "Asia/Seoul")
+    schedule = ("schedule", "create", "daily", "--cron", "0 9 * * *", "--topic", "mail.send")
+    for command in (schedule, ("job", "create", "mail.send")):
+        assert remote(*command, "--dry-run").code == 0
+        refused = remote(*command, "--timezone", "", "--dry-run")
+        assert refused.code != 0
+        assert "INVALID_TIMEZONE" in refused.err

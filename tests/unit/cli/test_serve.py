@@ -114,6 +114,7 @@ def test_dashboard_process_runs_beside_an_engine_process(start: Start, tmp_path:
     assert get(port, "/readyz") == (200, '{"status":"ready"}')
     assert "Sign in to Timebell" in get(port, "/ui/")[1]
     assert get(port, "/api/v1/jobs")[0] == 404
+    assert "TIMEBELL_SECRET_KEY" not in pages.err.read_text()
     assert pages.end() == 0
     assert "Traceback" not in pages.err.read_text()
 
@@ -315,8 +316,11 @@ def test_logs_of_run_are_json_without_a_terminal(start: Start, sqlite_url: str) 
     process = start("run", "--port", free_port(), TIMEBELL_DATABASE_URL=sqlite_url)
     process.wait_for("Ready in", err=True)
     assert process.end() == 0
-    for line in process.err.read_text().splitlines():
-        assert {"at", "level", "logger", "message"} <= set(json.loads(line))
+    records = [json.loads(line) for line in process.err.read_text().splitlines()]
+    for record in records:
+        assert {"at", "level", "logger", "message"} <= set(record)
+        assert "Ctrl-C" not in record["message"]
+    assert records[0]["message"].startswith("TIMEBELL_SECRET_KEY is not set: ")
 
 
 @pytest.mark.parametrize("roles", ["planner,baker", "worker,"])

@@ -66,7 +66,7 @@ UNARY = "Only empty and not_empty take no value."
 @pytest.mark.parametrize(
     ("condition", "message", "fix"),
     [
-        ("status", "condition is 'status'.", "Give a list of at most 20 comparisons."),
+        ("status", "condition is 'status'.", 'Use {"plan": "pro"}, or a list of at most 20 comparisons.'),
         ([{"field": "a"}], "{'field': 'a'} is not a comparison.", EXAMPLE),
         ([5], "5 is not a comparison.", EXAMPLE),
         ([{"field": "a", "op": "empty", "no": 1}], "{'field': 'a', 'op': 'empty', 'no': 1} is not a comparison.",

@@ -134,7 +134,7 @@ def test_command_target_is_disabled_by_default(run: Run, delivery: Delivery) -> 
     assert caught.value.code == "COMMAND_TARGET_OFF"
     assert "TIMEBELL_COMMAND_ENABLED=true" in caught.value.fix
     outcome = run(target.deliver(delivery, {"argv": ["true"]}))
-    assert (outcome.delivered, outcome.code, outcome.retryable) == (False, "COMMAND_TARGET_OFF", False)
+    assert (outcome.delivered, outcome.code, outcome.retryable) == (False, "COMMAND_TARGET_OFF", True)
     assert "TIMEBELL_COMMAND_ENABLED=true" in outcome.error
 
 

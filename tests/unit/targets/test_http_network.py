@@ -16,7 +16,9 @@ import pytest
 from tests.tls import Authority
 from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, deliver_once, local, resolver, sink
 from timebell import http_client
+from timebell.engine import named_targets
 from timebell.errors import Refused
+from timebell.model.target import ResolvedTarget
 from timebell.targets import http_connections
 from timebell.targets.address import AddressGuard, Endpoint
 from timebell.targets.base import Delivery, Outcome
@@ -243,7 +245,10 @@ def test_hanging_resolver_is_a_failed_connection(run: Run, delivery: Delivery, m
 def test_stricter_rules_apply_to_existing_jobs(run: Run, delivery: Delivery) -> None:
     target = HttpTarget(SECRET, now=lambda: NOW)
     outcome = run(target.deliver(delivery, {"url": "http://127.0.0.1:8080/"}))
-    assert (outcome.code, outcome.retryable) == ("ADDRESS_REFUSED", False)
+    assert (outcome.code, outcome.retryable) == ("ADDRESS_REFUSED", True)  # another node may have other settings
+    resolved = ResolvedTarget(name="orders", kind="http", revision=1, options={"url": "http://127.0.0.1:8080/"})
+    outcome = run(named_targets.deliver(target, resolved, delivery))
+    assert (outcome.code, outcome.retryable, outcome.uses_attempt) == ("HTTP_OFF", True, True)
 
 
 # --- TLS ------------------------------------------------------------------------------------------------

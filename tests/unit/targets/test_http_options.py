@@ -64,7 +64,7 @@ def test_missing_signing_secret_refuses_creation_and_delivery(run: Run, delivery
     assert caught.value.code == "SIGNING_SECRET_MISSING"
     assert re.search(r"TIMEBELL_WEBHOOK_SIGNING_SECRET.*whsec_", caught.value.fix)
     outcome = run(target.deliver(delivery, {"url": "https://example.com/"}))
-    assert (outcome.code, outcome.retryable) == ("SIGNING_SECRET_MISSING", False)
+    assert (outcome.code, outcome.retryable) == ("SIGNING_SECRET_MISSING", True)
 
 
 @pytest.mark.parametrize(

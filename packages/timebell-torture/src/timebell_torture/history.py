@@ -24,6 +24,7 @@ NODE_FAULTS = ("kill", "freeze", "cut", "drop", "point", "pool")
 STORE_FAULTS = ("dbstop", "diskfull", "strand", "read-only", "promote", "rewind")
 REWIND_MARGIN_SECONDS = 1.0  # until an attempt arrives that was claimed before the server was killed
 MAX_REQUEST_SECONDS = 10.0  # until a request has no effect any more
+ABANDONED_REQUEST_SECONDS = 4.0  # the same, since the driver stopped waiting, for which it may have waited for a CPU
 DISARMING_VIOLATIONS = {
     "update": "stale-generation",
     "pause": "during-pause",
@@ -45,6 +46,7 @@ class Operation:
     name: str
     invoked_at: float
     completed_at: float = INFINITY
+    waited_until: float = -INFINITY
     type: str = "info"
     value: Any = None
     body: Any = None
@@ -53,6 +55,12 @@ class Operation:
     def is_unknown(self) -> bool:
         """True if it may or may not have been executed."""
         return self.type in ("info", "error")
+
+    @property
+    def effective_until(self) -> float:
+        """When it was executed at the latest; if its result is unknown, the time that it may still be on its way."""
+        on_its_way = max(self.invoked_at + MAX_REQUEST_SECONDS, self.waited_until + ABANDONED_REQUEST_SECONDS)
+        return min(self.completed_at, on_its_way)
 
 
 @dataclass(slots=True)
@@ -75,8 +83,7 @@ class Entity:
                 start
                 for start, killed_at, _ in history.rewinds
                 for operation in self.operations
-                if operation.invoked_at <= killed_at
-                and start <= min(operation.completed_at, operation.invoked_at + MAX_REQUEST_SECONDS)
+                if operation.invoked_at <= killed_at and start <= operation.effective_until
             ),
             default=INFINITY,
         )
@@ -277,7 +284,7 @@ class History:
                 self.usage["driver"] = line["cpu"]
             elif line["what"] == "done":
                 operation = pending[line["op"]]
-                operation.type, operation.body = line["type"], line.get("body")
+                operation.type, operation.body, operation.waited_until = line["type"], line.get("body"), at
                 operation.completed_at = at if operation.type == "ok" else INFINITY
             else:
                 label = line["schedule"]

@@ -199,9 +199,10 @@ async def pool(nemesis: Nemesis, target: str) -> None:
 async def strand(nemesis: Nemesis, target: str) -> None:
     """Let the host of the database go silent: no connection is answered or closed; then another one takes its place.
 
-    It begins when there are connections, which are missing for a moment after another outage.
+    It begins when there are connections, which are missing for a moment after another outage. The node behind PgBouncer
+    is not affected, unless all clients use PgBouncer: its own host goes silent then.
     """
-    proxies = nemesis.proxies.values()
+    proxies = nemesis.server_proxies() or list(nemesis.proxies.values())
     if not await _wait_for(MAX_IDLE_SECONDS, lambda: any(proxy.connection_count for proxy in proxies)):
         return
     start, stranded_count = read_clocks(), sum(proxy.connection_count for proxy in proxies)

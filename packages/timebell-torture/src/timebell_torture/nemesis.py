@@ -133,12 +133,14 @@ class Nemesis:
         """Connect all clients to a promoted standby, and remove the former server."""
         former, self.server, self.standby = self.server, standby, None
         assert former is not None
-        for name, proxy in self.proxies.items():
-            if self.bouncer is None or not self._is_pooled(name):
-                proxy.point_at(standby.port)
         assert self.direct_proxy is not None
-        self.direct_proxy.point_at(standby.port)
+        for proxy in (*self.server_proxies(), self.direct_proxy):
+            proxy.point_at(standby.port)
         await asyncio.to_thread(shutil.rmtree, former.folder, ignore_errors=True)
+
+    def server_proxies(self) -> list[Proxy]:
+        """Return the proxies that lead directly to the host of the database, without PgBouncer in between."""
+        return [proxy for name, proxy in self.proxies.items() if self.bouncer is None or not self._is_pooled(name)]
 
     def _is_pooled(self, name: str) -> bool:
         """Return whether a client uses PgBouncer, if there is one: all, or only the last node."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
 
 from timebell_torture.expectations import (
@@ -23,7 +24,7 @@ from timebell_torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History,
 from timebell_torture.http_client import TIMEOUT_SECONDS
 from timebell_torture.receiver import MAX_HANDLER_SECONDS, to_microseconds
 from timebell_torture.verdict import Verdict, Violation
-from timebell_torture.windows import match_points, merge
+from timebell_torture.windows import Window, match_points, merge
 
 LEASE_SECONDS = 15.0
 COMPLETION_WRITE_SECONDS = 2.0  # a fault this close to an effect may have prevented recording its completion
@@ -262,7 +263,7 @@ class HistoryChecker:
     def _taken_over_by(self, start: float) -> float:
         """Return the latest time at which an interrupted attempt belongs to another node.
 
-        That node must have observed the lease without interruption; a node under a fault starts observing anew.
+        That node must have observed the lease without interruption; a node under a fault starts from the beginning.
         """
         history, deadlines = self.history, []
         for node in history.plan["nodes"]:
@@ -330,29 +331,39 @@ class HistoryChecker:
             )
         )
 
+    @cached_property
+    def _brief_outages(self) -> list[Window]:
+        """The outages that are shorter than a lease, each until nodes have reconnected, as one if they overlap."""
+        faults = self.history.faults_between(0, self.history.end, *BRIEF_FAULTS)
+        return merge((fault.start, fault.end + STORE_RECOVERY_SECONDS) for fault in faults)
+
     def _outages_outlasted_lease(self, before: Effect, after: Effect) -> bool:
         """Return whether outages, one directly after another, prevented the end and the renewal of an attempt."""
-        faults = self.history.faults_between(before.at, after.at, *BRIEF_FAULTS)
-        outages = merge((fault.start, fault.end + STORE_RECOVERY_SECONDS) for fault in faults)
         ended = before.ended if before.ended is not None else before.at
         return any(
             start - COMPLETION_WRITE_SECONDS <= ended < end
             and min(end, after.at) - max(start, before.at) >= LEASE_SECONDS
-            for start, end in outages
+            for start, end in self._brief_outages
         )
+
+    def _result_written_by(self, effect: Effect) -> float:
+        """Return when the result of an attempt is in the database, unless its node has a fault before that."""
+        history, ended = self.history, effect.ended if effect.ended is not None else effect.at
+        # It may wait for locks of a node under a fault.
+        waits_for_locks = history.faults_between(
+            effect.at - COMPLETION_WRITE_SECONDS, ended + COMPLETION_WRITE_SECONDS, *LOCK_HOLDING_FAULTS
+        )
+        written_by = ended + (LOCK_RELEASE_SECONDS if waits_for_locks else COMPLETION_WRITE_SECONDS)
+        written_by = self._extend_by_starvation(effect.at, written_by)
+        for start, end in self._brief_outages:  # meanwhile its node keeps it
+            if start <= written_by and ended < end:
+                written_by = max(written_by, end)
+        return written_by
 
     def _check_repeated_attempt(self, before: Effect, after: Effect) -> None:
         history, until = self.history, before.ended if before.ended is not None else before.at
-        # Its completion may have waited for locks of a node under a fault, and then been interrupted itself.
-        wait = (
-            LOCK_RELEASE_SECONDS
-            if history.faults_between(
-                before.at - COMPLETION_WRITE_SECONDS, until + COMPLETION_WRITE_SECONDS, *LOCK_HOLDING_FAULTS
-            )
-            else COMPLETION_WRITE_SECONDS
-        )
         faults = history.faults_between(
-            before.at - COMPLETION_WRITE_SECONDS, until + wait, *OUTAGE_FAULTS, node=before.node
+            before.at - COMPLETION_WRITE_SECONDS, self._result_written_by(before), *OUTAGE_FAULTS, node=before.node
         )
         # The transaction of a handler cannot be kept: it ends with its connection.
         explained = any(before.by == "exact" or fault.kind not in BRIEF_FAULTS for fault in faults)
@@ -362,9 +373,6 @@ class HistoryChecker:
             explained
             or history.cpu_starvation(before.at - COMPLETION_WRITE_SECONDS, until + LEASE_SECONDS) > LEASE_SECONDS / 2
         )
-        # Its completion may have been written late, to a server whose last writes were lost.
-        written_by = self._extend_by_starvation(before.at, history.downtime.deadline(until, COMPLETION_WRITE_SECONDS))
-        explained = explained or history.may_be_lost(until, written_by)
         if after.attempt <= before.attempt and history.may_be_rewound(before.at):
             self.result.justified += 1  # the database has forgotten the earlier attempt
             return

@@ -101,7 +101,7 @@ def check_disk(url: str) -> Iterator[Check]:
     path = Path(make_url(url).database or ".").resolve()
     usage = shutil.disk_usage(path.parent)
     if usage.free < MIN_FREE_BYTES or usage.free < MIN_FREE_SHARE * usage.total:
-        yield warn("disk", "DISK_ALMOST_FULL", f"{usage.free // 2**20:,} MB are free beside {path}",
+        yield warn("disk", "DISK_ALMOST_FULL", f"{usage.free // 2**20:,} MB are free on the disk of {path}",
                    "Free disk space, move the file, or reduce TIMEBELL_RETENTION_DONE.")  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Check of `timebell doctor` on a Galera cluster: only one of its members may be written to."""
+"""Check of `timebell doctor` on a Galera cluster: all processes must write to the same member."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from timebell.store.open import open_store, server_addresses
 from timebell.store.transaction import Transaction
 from timebell.store.urls import parse_database_url
 
-# Idle sessions may be left from before a failover; those of a node are used every few seconds.
+# Sessions that were idle for longer may be left from before a failover: a node uses its own every few seconds.
 SESSIONS = "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND TIME < 60"
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSessions:
-    """The sessions on this database at one member of the cluster, and which of them asked."""
+    """The recently used sessions on this database at one member; `own` is the id of the session that read them."""
 
     member: str
     own: int
@@ -28,10 +28,10 @@ class MemberSessions:
 
 
 async def check_galera(store: Store) -> list[Check]:
-    """Return the checks of a Galera cluster, of whose members the URL lists those to look at; none of others."""
+    """Check the members of a Galera cluster that the database URL lists; return [] for any other server."""
     if not await store.run(_is_member):
         return []
-    asking = await store.run(_read_sessions)
+    connected = await store.run(_read_sessions)
     addresses = server_addresses(store.url)
     written = []
     for host, port in addresses:
@@ -43,7 +43,7 @@ async def check_galera(store: Store) -> list[Check]:
             continue
         finally:
             await member.close()
-        own = {found.own, asking.own} if found.member == asking.member else {found.own}
+        own = {found.own, connected.own} if found.member == connected.member else {found.own}
         if found.sessions - own:
             written.append(f"{host}:{port}")
     return [check_writers(len(addresses), written)]

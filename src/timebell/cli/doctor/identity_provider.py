@@ -46,7 +46,7 @@ async def check_identity_provider(settings: Settings) -> AsyncIterator[Check]:
         return
     if not keys:
         detail = f"{provider.issuer} has no key that verifies a signature"
-        yield fail("sign-on", "IDENTITY_PROVIDER_UNAVAILABLE", detail, "Let the provider sign with RS256 or ES256.")
+        yield fail("sign-on", "IDENTITY_PROVIDER_UNAVAILABLE", detail, "Configure RS256 or ES256 at the provider.")
         return
     offset = await _clock_offset(provider.issuer)
     if offset is not None and abs(offset) > CLOCK_WARNING_SECONDS:

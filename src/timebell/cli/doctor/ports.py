@@ -42,17 +42,17 @@ def check_ports(settings: Settings) -> Iterator[Check]:
 
 
 async def check_answering_node(store: Store, settings: Settings) -> list[Check]:
-    """Return a warning if the node that answers at the HTTP port is none of this database."""
+    """Return a warning if the node that answers at the HTTP port uses another database."""
     host, port = settings.http_host, settings.http_port
     reported = NODE_ID.search(await asyncio.to_thread(_get, host, port, "/readyz?verbose"))
     if reported is None or reported[1].decode() in await store.run(nodes.list_heartbeats):
         return []
     return [warn("nodes", "OTHER_DATABASE", f"the node that answers at {host}:{port} uses another database",
-                 "Set its TIMEBELL_DATABASE_URL here, too, or choose another TIMEBELL_HTTP_PORT.")]  # fmt: skip
+                 "Use the TIMEBELL_DATABASE_URL of that node here, or choose another TIMEBELL_HTTP_PORT.")]  # fmt: skip
 
 
 def _get(host: str, port: int, path: str) -> bytes:
-    """Return the beginning of the response of a program that listens on a port; nothing if it speaks no HTTP."""
+    """Return the beginning of the response of the program that listens on a port; b"" if it is not HTTP."""
     connection = HTTPConnection(host, port, timeout=PROBE_TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)

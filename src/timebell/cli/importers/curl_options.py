@@ -14,7 +14,7 @@ from timebell.targets.http_options import MAX_TIMEOUT_SECONDS
 
 @dataclass(slots=True)
 class RequestDraft:
-    """The request as far as its command was read."""
+    """The request that results from the options read so far."""
 
     stdin: str
     urls: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Translate commands of curl and wget to options of http targets, or name what cannot be translated."""
+"""Translate commands of curl and wget to options of http targets, or report why that is impossible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HttpCommand:
 def parse_http_command(command: str, env: Mapping[str, str], stdin: str) -> HttpCommand | None:
     """Return the request of a curl or wget command; None for other commands.
 
-    Raises NotExpressible with what cannot be translated.
+    Raises NotExpressible with the part that cannot be translated.
     """
     if not re.search(r"(?:^|[\s/;&|(])(?:curl|wget)\s", command):
         return None

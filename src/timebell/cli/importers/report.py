@@ -128,7 +128,7 @@ async def _import_one_shot(
 ) -> dict[str, Any]:
     outcome = "would be created"
     if not dry_run:
-        # A request id is never forgotten, so a repeated import does not repeat a job that has run.
+        # Request ids are kept forever, so a repeated import does not repeat a job that has run.
         request_id = f"import/{entry.name}/{'now' if run_at is None else run_at.astimezone(UTC).isoformat()}"
         job = await app.schedule_at(
             entry.topic, run_at, timezone=entry.timezone, client_request_id=request_id, on_conflict="keep",

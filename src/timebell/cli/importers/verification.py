@@ -72,7 +72,10 @@ def _until(end: datetime, fires: Iterator[datetime]) -> Iterator[datetime]:
 
 
 def _find_difference(expected: list[datetime], actual: Iterable[datetime], limit: int) -> str | None:
-    """Return a description of the first difference; a list of `limit` fires may go on."""
+    """Return a description of the first difference, None if there is none.
+
+    A list of `limit` fires is truncated, so it does not differ from a longer one.
+    """
     for before, after in islice(zip_longest(expected, actual), limit):
         if before is None or after is None or abs(before - after) > ROUNDING:
             return f"{_format(before)} became {_format(after)}"

@@ -1,8 +1,8 @@
 """Deliver the audit log to its external destinations, each record at least once and in order.
 
-Ids are in the order of creation, but a transaction may commit after a later one. So the stored position stays
-OVERLAP_SECONDS behind, and the leader remembers what it delivered since: a record that becomes visible late is still
-found. A new leader delivers the records of this time once more; receivers remove duplicates by `id`.
+Ids are in the order of creation, but transactions may commit in another order. So the stored position stays
+OVERLAP_SECONDS behind, and the leader remembers which records after it were delivered: a record that becomes visible
+late is still found. A new leader delivers the records after the position again; receivers remove duplicates by `id`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("timebell.audit_export")
 
 POLL_SECONDS = 2.0
 BATCH_SIZE = 100  # records per delivery
-OVERLAP_SECONDS = 60.0  # a record is written right before its transaction commits
+OVERLAP_SECONDS = 60.0  # far longer than the time between writing a record and the commit of its transaction
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 300.0
 
 
@@ -55,21 +55,20 @@ class AuditExport:
 
     def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self.alarm = node.wakeups.add_alarm("audit_log")
         self._run_as_leader = run_as_leader
         self._progress: dict[str, _Progress] = {}
-        self._has_forgotten_failures = False
+        self._has_cleared_failures = False
 
     def reset(self) -> None:
         """Reload the positions, because this node became leader."""
         self._progress.clear()
-        self._has_forgotten_failures = False
+        self._has_cleared_failures = False
 
     async def step(self) -> datetime | None:
-        """Deliver what is new; return when to look again, or None without destinations."""
+        """Deliver new records; return when to check again, or None without destinations."""
         destinations = self.node.audit_destinations
-        if not self._has_forgotten_failures:
-            self._has_forgotten_failures = bool(await self._run_as_leader(exports.forget_failures, list(destinations)))
+        if not self._has_cleared_failures:
+            self._has_cleared_failures = bool(await self._run_as_leader(exports.clear_failures, list(destinations)))
         if not destinations:
             return None
         await asyncio.gather(*(self._deliver(name, destination) for name, destination in destinations.items()))

@@ -78,7 +78,7 @@ class TzdataReplan:
         return True
 
     async def _log_changes(self, changes_before: list[OffsetChange]) -> None:
-        """Log the changes since `before`."""
+        """Log the changes that were recorded since `changes_before` was read."""
         version = installed_release().version
         changes_after = await self.node.store.run(tzdata_replan.list_changes, version)
         examined = sum(change.examined for change in changes_after) - sum(change.examined for change in changes_before)

@@ -238,7 +238,7 @@ class SourceConformance:
         self.run_with_adapter(test)
 
     def test_rows_are_read_by_key_with_current_values(self) -> None:
-        """Unknown keys are no error, and keys are never interpreted as SQL."""
+        """Unknown keys are not an error, and keys are never interpreted as SQL."""
 
         async def test(scene: Scene, adapter: SourceAdapter) -> None:
             at, later = scene.instant_from_now(days=1), scene.instant_from_now(days=2)

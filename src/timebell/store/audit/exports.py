@@ -34,8 +34,11 @@ def save_progress(
     return True
 
 
-def forget_failures(tx: Transaction, destinations: Collection[str]) -> bool:
-    """Forget the failures of all destinations but these, because they are not configured anymore. Returns true."""
+def clear_failures(tx: Transaction, destinations: Collection[str]) -> bool:
+    """Clear the recorded failures of destinations that are not configured anymore; return true.
+
+    `destinations` are the configured ones.
+    """
     other = audit_exports.c.destination.not_in(destinations)
     tx.execute(update(audit_exports).where(other).values(failing_since=None, error=None))
     return True

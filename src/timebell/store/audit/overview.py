@@ -24,8 +24,8 @@ from timebell.store.cluster.rewinds import Rewind, list_rewinds
 from timebell.store.jobs import backlogs, next_due, queues, waiting
 from timebell.store.jobs.claim import fetch_lane_rows
 from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
-from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, select_due, split_by_running
-from timebell.store.jobs.repository import COUNT_LIMIT, job_from_row
+from timebell.store.jobs.indexes import COUNT_LIMIT, RUNNING_CLAUSE, UnindexedFilter, select_due, split_by_running
+from timebell.store.jobs.repository import job_from_row
 from timebell.store.jobs.waiting import LateQueue, UnhandledTopic
 from timebell.store.schedules.rows import try_schedule_from_row
 from timebell.store.schema import finished, jobs, schedules, targets, tenants

@@ -30,9 +30,8 @@ from timebell.feature import Feature
 from timebell.model.job import JobState
 from timebell.model.routes import ALL_ROUTES
 from timebell.store.jobs import claim, dead_letters
-from timebell.store.jobs.indexes import RUNNING_CLAUSE
+from timebell.store.jobs.indexes import COUNT_LIMIT, RUNNING_CLAUSE
 from timebell.store.jobs.queues import ALL_QUEUES
-from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.schedules.schedules import find_next_fire_at
 from timebell.store.schema import CLAIMABLE, audit_exports, finished, jobs, queues, schedules, targets
 from timebell.store.transaction import Transaction

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Column, insert, select
 
+from timebell.formatting import format_count
 from timebell.model.job import Hold
 from timebell.store.jobs import repository
 from timebell.store.recent_writes import CANCELS, CREATIONS, JOBS, KINDS, PAUSES, RESULTS, SCHEDULES, Batch, Written
@@ -44,17 +45,21 @@ class Rewind:
 
     def describe(self) -> str:
         """Return the loss as a sentence."""
-        parts = ", ".join(f"{self.counts[kind]:,} {NAMES[kind]}" for kind in KINDS if self.counts[kind])
+        parts = ", ".join(format_count(self.counts[kind], LOSS_NOUNS[kind]) for kind in KINDS if self.counts[kind])
         sentence = (
             f"The database lost {parts}, acknowledged from {self.lost_from:%Y-%m-%d %H:%M:%S} to"
             f" {self.lost_until:%H:%M:%S} UTC; noticed by {self.node}."
         )
-        repeated = ", ".join(f"{count:,} {REAPPLIED_NAMES[name]}" for name, count in self.reapplied.items() if count)
+        repeated = ", ".join(
+            format_count(count, noun) + (" (held as a backlog)" if name == "held" else "")
+            for name, noun in REAPPLIED_NOUNS.items()
+            if (count := self.reapplied.get(name))
+        )
         return f"{sentence} Repeated: {repeated}." if repeated else sentence
 
 
-NAMES = {JOBS: "created jobs", RESULTS: "results of jobs", CANCELS: "cancels", SCHEDULES: "changes of schedules"}
-REAPPLIED_NAMES = {"held": "jobs, held as a backlog", "jobs": "jobs", "cancels": "cancels", "pauses": "pauses"}
+LOSS_NOUNS = {JOBS: "created job", RESULTS: "job result", CANCELS: "cancel", SCHEDULES: "schedule change"}
+REAPPLIED_NOUNS = {"held": "job", "jobs": "job", "cancels": "cancel", "pauses": "pause"}
 
 
 def find_lost(tx: Transaction, batches: Sequence[Batch]) -> dict[str, set[str]]:
@@ -88,8 +93,8 @@ def reapply(
 ) -> dict[str, int]:  # fmt: skip
     """Repeat lost cancels, pauses and creations; return the number of each.
 
-    Created jobs keep their ids, and thereby their occurrence keys; `reapplied_jobs` is the setting `lost_jobs`. Jobs
-    whose result or cancel this process has written are left out: they have run, or must not.
+    Created jobs keep their ids and occurrence keys; `reapplied_jobs` is the setting `lost_jobs`. A job whose result or
+    cancel this process has written is not created again: it has run, or must not run.
     """
     pauses = {id_: made for id_, made in _last_written(batches, PAUSES).items() if made and id_ in lost[SCHEDULES]}
     # Paused as of the original instant, so that what was due since then does not fire.
@@ -101,11 +106,11 @@ def reapply(
     ended = {*_last_written(batches, RESULTS), *_last_written(batches, CANCELS)}
     creations = _last_written(batches, CREATIONS)
     hold = Hold.BACKLOG if reapplied_jobs == "hold" else None
-    again = [replace(creations[id_], hold=hold) for id_ in sorted(lost[JOBS] & creations.keys() - ended)]
+    recreated = [replace(creations[id_], hold=hold) for id_ in sorted(lost[JOBS] & creations.keys() - ended)]
     counts = {"held" if hold else "jobs": 0, "cancels": cancelled, "pauses": paused}
-    if again and reapplied_jobs != "report":
-        existing = repository.create(tx, again, "keep")
-        counts["held" if hold else "jobs"] = len(again) - len(existing)
+    if recreated and reapplied_jobs != "report":
+        existing = repository.create(tx, recreated, "keep")
+        counts["held" if hold else "jobs"] = len(recreated) - len(existing)
     return counts
 
 

@@ -220,7 +220,7 @@ class FireOperations(Protocol):
         """Return the next instant at which any schedule is due; None while all firing is stopped."""
 
     def count_live_jobs(self, tx: Executor, schedules: Sequence[str]) -> list[Row]:
-        """Return schedule_id, live and beside: the numbers of live jobs, and of those that are not serial.
+        """Return schedule_id, live and non_serial: the numbers of live jobs, and of those that are not serial.
 
         Jobs of the backlog do not count. Schedules without live jobs are omitted.
         """

@@ -90,6 +90,7 @@ def _lock_target_kinds(tx: Transaction, keys: Collection[tuple[str, str]]) -> di
 
 def target_not_found(name: str) -> NotFound:
     """Create the error for an unknown target name."""
-    return NotFound(
-        f"There is no target {name!r:.80}.", code="TARGET_NOT_FOUND", fix="List the targets with: timebell target list"
-    )
+    fix = "List the targets with: timebell target list"
+    if "://" in name:
+        fix = 'For a URL, use {"kind": "http", "url": ...}.'
+    return NotFound(f"There is no target {name!r:.80}.", code="TARGET_NOT_FOUND", fix=fix)

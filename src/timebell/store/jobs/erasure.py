@@ -14,8 +14,6 @@ from timebell.store.jobs import repository
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.transaction import Transaction
 
-ERASED = "erased"
-
 
 @dataclass(frozen=True, slots=True)
 class ErasureResult:

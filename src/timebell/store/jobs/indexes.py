@@ -20,6 +20,8 @@ NOT_RUNNING_CLAUSE, RUNNING_CLAUSE = (
     text(NOT_RUNNING),
     text("state = 'running'"),
 )  # literally as in the indexes: with bound values they would not be used
+COUNT_LIMIT = 10_000
+"""Counts stop at one row more, because there may be millions."""
 
 
 class UnindexedFilter(FunctionElement[str]):
@@ -53,11 +55,11 @@ def _compile_postgresql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 class SingleValue(FunctionElement[str]):
-    """The only value allowed for a column, compared in a way after which PostgreSQL still sorts by the column.
+    """The required value of a column, compared so that PostgreSQL keeps the column in ORDER BY.
 
-    Sorting by an equal column and the id, PostgreSQL would drop the column from the order, and would then read the
-    primary key backwards until it has found enough rows, past all jobs of other tenants. With this comparison only an
-    index that begins with the column has that order.
+    After `column = value`, PostgreSQL would reduce ORDER BY column, id to ORDER BY id, and read the primary key
+    backwards past all jobs of other tenants until it has found enough rows. With `column = ANY (ARRAY[value])`, only an
+    index that begins with the column has the required order.
     """
 
     inherit_cache = True
@@ -92,7 +94,7 @@ def select_due(
         due = due.where(j.run_at < before)
     if tenant_id == "default":
         return due.where(UnindexedFilter(j.tenant_id) == tenant_id).order_by(j.run_at)
-    # A literal, for which PostgreSQL plans anew: a plan for all tenants may suit only the ones with many jobs.
+    # A literal, so that PostgreSQL plans for this tenant: a plan for all tenants may suit only those with many jobs.
     literal_tenant: BindParameter[str] = bindparam("tenant", tenant_id, literal_execute=True)
     # `shared` is as in the index of PostgreSQL and SQLite; that of MariaDB needs the comparison.
     return due.where(text("shared"), j.shared == true(), j.tenant_id == literal_tenant).order_by(j.run_at)

@@ -10,13 +10,11 @@ from sqlalchemy import func, insert, select, union_all, update
 
 from timebell.model.job import Hold, JobState
 from timebell.model.limits import Limits
-from timebell.store.jobs.indexes import split_by_running
+from timebell.store.jobs.indexes import COUNT_LIMIT, split_by_running
 from timebell.store.schema import jobs, queues
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction, read_only
 
 ALL_QUEUES = "*"  # pausing this row stops all planning and claiming
-
-COUNT_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def lock(tx: Transaction, name: str) -> None:
 
 
 def set_limits(tx: Transaction, name: str, limits: Limits) -> None:
-    """Set the limits of a queue. If its group limit changed, held jobs of groups are released to be claimed anew."""
+    """Set the limits of a queue. If its group limit changed, release the held jobs of its groups."""
     rate = {"rate": limits.rate, "per": None if limits.rate is None else limits.per}
     previous = _upsert(
         tx, name, concurrency=limits.concurrency, concurrency_per_group=limits.concurrency_per_group, **rate

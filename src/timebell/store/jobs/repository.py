@@ -340,7 +340,7 @@ def reschedule(
 
 _RESCHEDULED_FIELDS = (
     *("tenant_id", "topic", "payload", "metadata", "owner_id", "key", "schedule_id", "revision"),
-    *("target", "route", "queue", "priority", "retry", "timeout", "serial", "conditions"),
+    *("target", "route", "queue", "priority", "retry", "timeout", "serial", "conditions", "tzdata"),
 )
 
 
@@ -460,25 +460,6 @@ def list_recently_finished(tx: Transaction, limit: int) -> list[Job]:
     """Return the jobs that finished last, latest first."""
     query = select(finished).order_by(finished.c.finished_at.desc()).limit(limit)
     return [job_from_row(row) for row in tx.execute(query)]
-
-
-COUNT_LIMIT = 10_000
-
-
-def count_by_state(tx: Transaction) -> dict[str, int]:
-    """Return the numbers of `pending`, `running` and `held` live jobs.
-
-    Counting stops at COUNT_LIMIT + 1, because there may be millions.
-    """
-    conditions = {
-        "pending": (jobs.c.state == "pending") & jobs.c.hold.is_(None),
-        "running": jobs.c.state == "running",
-        "held": jobs.c.hold.is_not(None),
-    }
-    samples = {
-        name: select(jobs.c.id).where(where).limit(COUNT_LIMIT + 1).subquery() for name, where in conditions.items()
-    }
-    return {name: tx.execute(select(func.count()).select_from(rows)).scalar_one() for name, rows in samples.items()}
 
 
 def job_from_row(row: Row[Any]) -> Job:

@@ -22,8 +22,8 @@ PARTITIONS = text(
 def prune(tx: Transaction, before: datetime, limit: int = 10_000) -> int:
     """Delete jobs that finished before an instant; return the number of deleted rows.
 
-    Deletes up to `limit` rows, in addition to weekly partitions that are expired completely. Dropping a partition costs
-    the same whatever its number of rows, and counts as one row in the result.
+    Deletes up to `limit` rows, in addition to weekly partitions that are expired completely. To drop a partition takes
+    the same time for any number of rows, and counts as one row in the result.
     """
     dropped = 0
     if tx.dialect.partitioned:

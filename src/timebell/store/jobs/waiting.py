@@ -11,8 +11,7 @@ from timebell.model.job import Hold
 from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.store.cluster import nodes, workers
 from timebell.store.jobs.claim import fetch_lane_rows
-from timebell.store.jobs.indexes import UnindexedFilter, select_due
-from timebell.store.jobs.repository import COUNT_LIMIT
+from timebell.store.jobs.indexes import COUNT_LIMIT, UnindexedFilter, select_due
 from timebell.store.schema import jobs
 from timebell.store.transaction import Transaction, read_only
 from timebell.store.types import EPOCH

@@ -87,7 +87,7 @@ def upsert_schedule(
 
 
 def _reserve_request_id(tx: Transaction, schedule: Schedule) -> None:
-    """Reserve the client request id of a new schedule, if it has one, for ever. Raises Conflict if it was used."""
+    """Reserve the client request id of a new schedule, if it has one, forever. Raises Conflict if it was used."""
     request_id = schedule.action.metadata.get("client_request_id")
     if request_id is None:
         return
@@ -272,7 +272,6 @@ class FireResult:
 
 SkippedOccurrence = tuple[NewJob, str, int, datetime]
 NO_LIVE_JOBS = (0, 0)
-FIRING_NOT_STOPPED = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
 
 
 def fire_due_schedules(
@@ -375,7 +374,7 @@ def _fire_locked(
 def count_live_jobs(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the number of live jobs and of live non-serial jobs by schedule id; schedules without any are omitted."""
     rows = tx.dialect.count_live_jobs(tx, ids) if ids else []
-    return {str(row["schedule_id"]): (row["live"], row["beside"]) for row in rows} if rows else {}
+    return {str(row["schedule_id"]): (row["live"], row["non_serial"]) for row in rows} if rows else {}
 
 
 def find_next_fire_at(tx: Transaction) -> datetime | None:

@@ -12,7 +12,7 @@ from sqlalchemy import Row, select, update
 from timebell.errors import Conflict, NotFound
 from timebell.store.schema import users
 from timebell.store.tenancy.secrets import find_cipher, get_or_create_cipher
-from timebell.store.tenancy.users import count_sign_in_failure, end_sessions, forget_sign_in_failures
+from timebell.store.tenancy.users import count_sign_in_failure, delete_sign_in_failures, end_sessions
 from timebell.store.transaction import Transaction
 from timebell.tenancy import totp
 from timebell.tenancy.secrets import Keyring, TenantCipher
@@ -102,7 +102,7 @@ def use_code(
             match = CodeMatch.APP
     if match is not None:
         for place in (network, ANY_NETWORK):
-            forget_sign_in_failures(tx, user.id, "code", place, now)
+            delete_sign_in_failures(tx, user.id, "code", place, now)
     return match
 
 

@@ -74,7 +74,7 @@ def record_sign_in_attempt(
     """Count a sign-in attempt as failed before its password is checked, so that concurrent attempts are counted too.
 
     Returns the user and the password hash, if the user has one; None for an unknown or disabled user, or one that is
-    locked for this client network. A successful sign-in deletes the count, in `forget_sign_in_failures`.
+    locked for this client network. A successful sign-in deletes the count, in `delete_sign_in_failures`.
     """
     tenant_id, name = parse_sign_in_name(sign_in_name)
     row = tx.execute(select(users).where(is_named(name, tenant_id)).with_for_update()).first()
@@ -103,7 +103,7 @@ def count_sign_in_failure(
     return True
 
 
-def forget_sign_in_failures(tx: Transaction, user_id: str, credential: str, network: str, now: datetime) -> None:
+def delete_sign_in_failures(tx: Transaction, user_id: str, credential: str, network: str, now: datetime) -> None:
     """Delete the failures of a user from a client network, and those of everybody that are too old to matter."""
     is_old = sign_in_failures.c.last_failed_at < now - SIGN_IN_FAILURE_RETENTION
     tx.execute(delete(sign_in_failures).where(_failures_of(user_id, credential, network) | is_old))

@@ -213,7 +213,7 @@ def text_option(options: dict[str, Any], name: str, default: str | None = None, 
         or not value.isprintable()
         or value != value.strip()
     ):
-        raise invalid(f"{name} is {value!r:.60}; it must be a text of 1 to {max_length} printable characters.")
+        raise invalid(f"{name} is {value!r:.60}; it must be a string of 1 to {max_length} printable characters.")
     return value
 
 

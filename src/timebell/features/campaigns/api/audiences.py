@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, check_match, entity_tag
-from timebell.api.route import ApiRoute, Context, change_route, read_route
+from timebell.api.if_match import IfMatch, check_absent, check_match, entity_tag
+from timebell.api.route import ApiRoute, Context, RequestContext, change_route, read_route
 from timebell.api.schemas import (
     Cursor,
     Id,
@@ -28,7 +28,21 @@ from timebell.features.campaigns.store import devices as device_rows
 from timebell.features.campaigns.store.audiences import Audience
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=ApiRoute, tags=["audiences"])
+
+class AudienceRoute(ApiRoute):
+    """Route that checks the query of an audience to be stored against its database."""
+
+    async def check_outside_transaction(self, request: Request, ctx: RequestContext) -> None:
+        if self.endpoint is not put_audience:
+            return
+        try:
+            sent = AudienceIn.model_validate(await request.json())
+        except (ValueError, TypeError, RecursionError):
+            return  # refused when the route reads it
+        await ctx.app.audiences.check(sent.sent_fields(), tenant_id=ctx.tenant_id)
+
+
+routes = APIRouter(route_class=AudienceRoute, tags=["audiences"])
 
 
 class AudienceIn(RequestBody):
@@ -44,9 +58,8 @@ class AudienceIn(RequestBody):
 class AudienceOut(ResponseBody):
     """Audience.
 
-    At `refreshedAt` it had `members` recipients; `withoutToken` rows had no token,
-    `refused` rows were invalid for other
-    reasons.
+    At `refreshedAt` it had `members` recipients; `withoutToken` rows had no token, and `refused` rows were invalid for
+    other reasons.
     """
 
     name: str
@@ -159,6 +172,8 @@ async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> Non
     if audience is not None:
         check_match(if_match, etag(audience), f"The audience {name!r:.80}", name)
         ctx.before = _render_audience(audience)
+    else:
+        check_absent(if_match, f"The audience {name!r:.80}")
 
 
 def etag(audience: Audience) -> str:

@@ -32,6 +32,7 @@ from timebell.store.transaction import Transaction
 BATCH_SIZE = 1000  # lines per transaction
 MAX_UNPACKED_BYTES = 1_000_000
 """Decompressed at once from a compressed body."""
+GZIP_WBITS = 16 + zlib.MAX_WBITS  # of zlib, for data with the header of gzip
 
 ParsedDevice = tuple[str, dict[str, Any]]
 """A token, and the fields of a device by Python name."""
@@ -125,16 +126,26 @@ class GunzippedRequest(Request):
     """A request whose body is decompressed while it arrives. Raises InvalidInput (INVALID_BODY)."""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        unpacker = zlib.decompressobj(GZIP_WBITS)
         async for packed in super().stream():
             while packed:
+                if unpacker.eof:  # further data are a further member (RFC 1952, section 2.2), or padding with zeros
+                    if not (packed := packed.lstrip(b"\0")):
+                        break
+                    unpacker = zlib.decompressobj(GZIP_WBITS)
                 try:
                     yield unpacker.decompress(packed, MAX_UNPACKED_BYTES)
                 except zlib.error as error:
-                    raise InvalidInput(
-                        f"The body is not valid gzip: {error}.", code="INVALID_BODY", fix="Compress it with gzip."
-                    ) from None
-                packed = unpacker.unconsumed_tail
+                    raise _invalid_gzip(str(error)) from None
+                packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+        if not unpacker.eof:
+            raise _invalid_gzip("it ends too early")
+
+
+def _invalid_gzip(reason: str) -> InvalidInput:
+    return InvalidInput(
+        f"The body is not valid gzip: {reason}.", code="INVALID_BODY", fix="Compress the whole file with gzip."
+    )
 
 
 def _insert_batch(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, check_match, entity_tag
+from timebell.api.if_match import IfMatch, check_absent, check_match, entity_tag
 from timebell.api.route import ApiRoute, Context, change_route, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -101,9 +101,11 @@ def etag(segment: Segment) -> str:
 
 
 async def _lock_for_change(ctx: Context, name: str, if_match: str | None) -> None:
-    """Lock the tenant, check If-Match, and record the segment for the audit log; nothing if it does not exist."""
+    """Lock the tenant, check If-Match, and record the segment for the audit log. Raises RevisionStale."""
     await ctx.run(lock_tenant, ctx.tenant_id)
     segment = await ctx.run(find_segment, ctx.tenant_id, name)
     if segment is not None:
         check_match(if_match, etag(segment), f"The segment {name!r:.80}", name)
         ctx.before = _render_segment(segment)
+    else:
+        check_absent(if_match, f"The segment {name!r:.80}")

@@ -189,7 +189,7 @@ def start(id: str, output: str | None) -> None:
 @reason_option
 @output_option
 def pause(id: str, reason: str | None, output: str | None) -> None:
-    """Pause a campaign: no further chunk starts. The cursor is kept for resume."""
+    """Pause a campaign: no further chunk is started, and its position is kept."""
     _post_action(id, "pause", {"reason": reason}, output)
 
 
@@ -197,7 +197,7 @@ def pause(id: str, reason: str | None, output: str | None) -> None:
 @campaign_id_argument
 @output_option
 def resume(id: str, output: str | None) -> None:
-    """Resume a paused campaign at its cursor."""
+    """Resume a paused campaign at its position."""
     _post_action(id, "resume", None, output)
 
 
@@ -205,7 +205,7 @@ def resume(id: str, output: str | None) -> None:
 @campaign_id_argument
 @output_option
 def approve(id: str, output: str | None) -> None:
-    """Approve a campaign stopped by a gate; requires the admin role."""
+    """Approve and resume a campaign that waits for approval; requires the role admin."""
     _post_action(id, "approve", None, output)
 
 

@@ -34,26 +34,33 @@ class Audiences:
     ) -> Audience:  # fmt: skip
         """Create an audience, or change its source: {"url": "..." or {"secret": "name"}, "query": ..., "key": ...}.
 
-        The query is run once as a check.
-
-        Raises InvalidInput (INVALID_AUDIENCE, AUDIENCE_KEY_MISSING, AUDIENCE_QUERY_WRITES, AUDIENCE_UNREADABLE),
-        NotFound (SECRET_NOT_FOUND), Refused.
+        Without a `connection`, the query is checked as by `check`. Raises InvalidInput (INVALID_AUDIENCE,
+        AUDIENCE_KEY_MISSING, AUDIENCE_QUERY_WRITES, AUDIENCE_UNREADABLE), NotFound (SECRET_NOT_FOUND), Refused.
         """
-        from timebell.features.campaigns.engine.external_audience import AudienceReader
-
         name, tenant_id, parsed_source = (
             check_name(name),
             check_text(tenant_id, "tenant_id"),
             AudienceSource.from_json(source),
         )
         await self._ensure_open()
-        await AudienceReader(self._store, self._get_keyring, self._clock.now).check_query(
-            tenant_id, parsed_source, connection
-        )
+        if connection is None:
+            await self.check(source, tenant_id=tenant_id)
         audience: Audience = await self._run(
             connection, audiences.upsert_audience, tenant_id, name, parsed_source, created_by, self._clock.now()
         )
         return audience
+
+    async def check(self, source: Mapping[str, Any], *, tenant_id: str = "default") -> None:
+        """Run the query of an audience once, which takes as long as the database of the audience needs to answer.
+
+        Raises the errors of `put`.
+        """
+        from timebell.features.campaigns.engine.external_audience import AudienceReader
+
+        parsed_source = AudienceSource.from_json(source)
+        await self._ensure_open()
+        reader = AudienceReader(self._store, self._get_keyring, self._clock.now)
+        await reader.check_query(tenant_id, parsed_source)
 
     async def get(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Audience:
         """Return an audience. Raises NotFound (AUDIENCE_NOT_FOUND)."""

@@ -109,8 +109,7 @@ class Campaigns:
         target = InternalTarget(campaign_jobs.TARGET)
         payload: dict[str, Any] = {"campaign": plan.to_json()}
         if in_recipient_zones:  # an occurrence starts when its time comes in the first zone, and walks all zones
-            fallback = options.get("timezone") or self._default_timezone or "UTC"
-            payload["recipientsTimezone"] = zone(zone_key(fallback)).name
+            payload["recipientsTimezone"] = zone(zone_key(self._zone_or_default(options.get("timezone")))).name
             options["timezone"] = EARLIEST_ZONE
         name = name or f"campaign {new_id(now)}"
         schedule_options = {**options, "name": name, "payload": payload, "target": target}
@@ -135,8 +134,9 @@ class Campaigns:
             new = dataclasses.replace(current, plan=plan)
             if time_changes or plan.local_time != current.plan.local_time:
                 send_at = time_changes.get("sendAt", None if plan.local_time else current.send_at)
+                timezone = time_changes.get("timezone")
                 new.send_at, new.timezone = self._resolve_send_at(
-                    plan, send_at, time_changes.get("timezone") or current.timezone, now
+                    plan, send_at, current.timezone if timezone is None else timezone, now
                 )
             if new_name is not ...:
                 new.name = None if new_name is None else check_text(new_name, "name")
@@ -237,7 +237,7 @@ class Campaigns:
     ) -> NewJob:  # fmt: skip
         """Send the message, or one of its variants, now only to these tokens and users, in a separate job.
 
-        No counter includes it.         Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
+        Test messages are not counted. Raises NotFound, InvalidInput (TEST_DEVICES_MISSING, ...), Refused.
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
         _check_variant(campaign, variant)
@@ -270,9 +270,8 @@ class Campaigns:
     ) -> dict[str, Any]:  # fmt: skip
         """Return the exact request that is sent to FCM for the first device of a user, or for an example.
 
-        In the specified variant, otherwise in that of the user.
-
-        The placeholders of the example have their fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
+        The message is in the specified variant, otherwise in that of the user. Placeholders of the example have their
+        fallbacks. Raises NotFound (CAMPAIGN_NOT_FOUND, DEVICE_NOT_FOUND).
         """
         campaign = await self.get(id, tenant_id=tenant_id, connection=connection)
         _check_variant(campaign, variant)
@@ -365,11 +364,14 @@ class Campaigns:
                     "sendAt and localTime exclude each other: one instant for all zones, or one per zone.",
                     code="INVALID_CAMPAIGN", fix="Specify only one of them.",
                 )  # fmt: skip
-            resolved = datetimes.resolve_run_at(plan.local_time, timezone or self._default_timezone or "UTC", None, now)
+            resolved = datetimes.resolve_run_at(plan.local_time, self._zone_or_default(timezone), None, now)
         else:
             default = self._default_timezone or ("UTC" if send_at is None else None)
             resolved = datetimes.resolve_run_at(send_at, timezone, default, now)
         return resolved.at, resolved.timezone
+
+    def _zone_or_default(self, timezone: str | ZoneInfo | None) -> str | ZoneInfo:
+        return timezone if timezone is not None else self._default_timezone or "UTC"
 
     async def _run_on_campaign(
         self, connection: Any, operation: Callable[..., Campaign | None], *args: Any

@@ -47,9 +47,9 @@ def check_message(plan: CampaignPlan) -> None:
 def preview_request(
     campaign: Campaign, now: datetime, device: Device | None = None, variant: str | None = None
 ) -> dict[str, Any]:
-    """Return the exact request that is sent to FCM for a device, as JSON; without one, with its fallbacks.
+    """Return the exact request that is sent to FCM for a device, as JSON; without a device, with the fallbacks.
 
-    In the specified variant, otherwise in that of the device.
+    The message is in the specified variant, otherwise in that of the device.
     """
     device_id, user_id = ("the-id-of-a-device", "the-id-of-a-user") if device is None else (device.id, device.user_id)
     notification_id = campaign.plan.notification_id_for(campaign.id, campaign.schedule_id, device_id, user_id)

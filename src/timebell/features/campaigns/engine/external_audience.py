@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
@@ -21,7 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.features.campaigns.model.audience_source import AudienceSource
-from timebell.features.campaigns.model.device import DEVICE_FIELDS, validate_device
+from timebell.features.campaigns.model.device import validate_device
+from timebell.features.campaigns.model.device_import import FIELD_NAMES, resolve_column
 from timebell.features.campaigns.push import message
 from timebell.features.campaigns.store import audiences
 from timebell.features.campaigns.store.audiences import Audience
@@ -33,11 +35,9 @@ R = TypeVar("R")
 log = logging.getLogger("timebell.campaigns")
 
 PAGE_SIZE = 1000
-CHECK_TIMEOUT_SECONDS = 20.0  # limit of a check while the caller's transaction is open
-COLUMN_ALIASES = {
-    "userid": "user_id", "push_onoff": "push_on", "marketing_onoff": "marketing_on", "pushonoff": "push_on",
-    "marketingonoff": "marketing_on",
-}  # fmt: skip
+CHECK_TIMEOUT_SECONDS = 20.0  # of a query that is only checked, while its caller waits
+CONNECT_TIMEOUT_SECONDS = 10.0
+QUERY_TIMEOUT_SECONDS = 600.0  # without any data from MySQL or MariaDB; that of the job does not end the thread
 _READ_ONLY = {
     "postgresql": "SET TRANSACTION READ ONLY", "sqlite": "PRAGMA query_only = 1",
     "mysql": "SET TRANSACTION READ ONLY", "mariadb": "SET TRANSACTION READ ONLY",
@@ -50,14 +50,13 @@ class AudienceReader:
     def __init__(self, store: Store, keyring: Callable[[], Keyring], now: Callable[[], datetime]) -> None:
         self._store, self._keyring, self._now = store, keyring, now
 
-    async def check_query(self, tenant_id: str, source: AudienceSource, connection: Any = None) -> list[str]:
-        """Run the query of an audience once, and return its columns.
+    async def check_query(self, tenant_id: str, source: AudienceSource) -> None:
+        """Run the query of an audience once, and check its columns.
 
-        If `connection` is the caller's transaction, the secret is read in it and the check is limited to
-        CHECK_TIMEOUT_SECONDS. Raises InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_MISSING, INVALID_AUDIENCE),
-        Refused, NotFound.
+        Raises InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_MISSING, INVALID_AUDIENCE), Refused, NotFound.
         """
-        columns = await self._query(tenant_id, source, partial(_list_columns, source=source), connection)
+        list_columns = partial(_list_columns, source=source)
+        columns = await self._query(tenant_id, source, list_columns, timeout=CHECK_TIMEOUT_SECONDS)
         if source.key not in columns:
             raise InvalidInput(
                 f"The query has no column {source.key!r}, the specified key.", code="AUDIENCE_KEY_MISSING",
@@ -68,7 +67,7 @@ class AudienceReader:
                 f"The query has no column token, only: {', '.join(columns)}.", code="INVALID_AUDIENCE",
                 fix="Select the registration token AS token.",
             )  # fmt: skip
-        return columns
+        _resolve_columns(columns, source.key)
 
     async def refresh(self, tenant_id: str, name: str) -> Audience:
         """Refresh an audience, or continue an interrupted refresh.
@@ -96,7 +95,8 @@ class AudienceReader:
             if not rows:
                 break
             with_token = [row for row in rows if row["token"] not in (None, "")]
-            registrations, invalid = await asyncio.to_thread(_devices_from_rows, with_token, source.key)
+            columns = _resolve_columns(rows[0], source.key)
+            registrations, invalid = await asyncio.to_thread(_devices_from_rows, with_token, columns)
             without_token = len(rows) - len(with_token)
             audience = await self._store.run(
                 audiences.store_page, current, registrations, invalid, without_token, keys[-1], self._now()
@@ -113,20 +113,16 @@ class AudienceReader:
         return audience
 
     async def _query(
-        self, tenant_id: str, source: AudienceSource, call: Callable[[Connection], R], connection: Any = None
+        self, tenant_id: str, source: AudienceSource, call: Callable[[Connection], R], timeout: float | None = None
     ) -> R:  # fmt: skip
         """Call a function with a read-only connection to the customer's database."""
         url = source.url
         if source.secret is not None:
-            args = self._keyring(), tenant_id, [source.secret]
-            if connection is None:
-                values = await self._store.run(secrets.decrypt_values, *args)
-            else:
-                values = await self._store.join(connection, secrets.decrypt_values, *args)
+            values = await self._store.run(secrets.decrypt_values, self._keyring(), tenant_id, [source.secret])
             url = values[source.secret]
         assert url is not None
         try:
-            async with asyncio.timeout(None if connection is None else CHECK_TIMEOUT_SECONDS):
+            async with asyncio.timeout(timeout):
                 return await _run_read_only(url, call)
         except ImportError as missing:
             raise Refused(
@@ -151,17 +147,33 @@ async def _run_read_only(url: str, call: Callable[[Connection], R]) -> R:
         return call(connection)
 
     if kind == "postgresql":
-        from sqlalchemy.ext.asyncio import create_async_engine
-
-        engine = create_async_engine(database_url.set(drivername="postgresql+asyncpg"))
-        try:
-            async with engine.connect() as connection:
-                return await connection.run_sync(call_read_only)
-        finally:
-            await engine.dispose()
+        return await _run_postgres(database_url, call_read_only)
     if kind in ("mysql", "mariadb"):
         database_url = database_url.set(drivername="mysql+pymysql")
-    return await asyncio.to_thread(_run_blocking, database_url, call_read_only)
+    # A thread of its own: the shared ones must remain free while a server does not answer.
+    executor = ThreadPoolExecutor(1, thread_name_prefix="timebell-audience")
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor, _run_blocking, database_url, call_read_only)
+    finally:
+        executor.shutdown(wait=False)
+
+
+async def _run_postgres(url: URL, operation: Callable[[Connection], R]) -> R:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from timebell.store.dialects.postgres import text_dates
+
+    engine = create_async_engine(
+        url.set(drivername="postgresql+asyncpg"), connect_args={"server_settings": text_dates.SESSION_SETTINGS}
+    )
+    try:
+        async with engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            await text_dates.read_dates_as_text(driver)
+            return await connection.run_sync(operation)
+    finally:
+        await engine.dispose()
 
 
 def _run_blocking(url: URL, operation: Callable[[Connection], R]) -> R:
@@ -169,7 +181,8 @@ def _run_blocking(url: URL, operation: Callable[[Connection], R]) -> R:
         path = f"file:{quote(url.database or '')}?mode=ro"  # otherwise SQLite would create a missing file
         engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(path, uri=True), poolclass=NullPool)
     else:
-        engine = create_engine(url, poolclass=NullPool)
+        timeouts = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "read_timeout": QUERY_TIMEOUT_SECONDS}
+        engine = create_engine(url, poolclass=NullPool, connect_args=timeouts)
     try:
         with engine.connect() as connection:
             return operation(connection)
@@ -207,33 +220,61 @@ def _escape_colons(source: AudienceSource) -> str:
     return source.query.replace(":", "\\:")
 
 
-def _devices_from_rows(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+def _resolve_columns(names: Iterable[str], key: str) -> dict[str, tuple[str, bool]]:
+    """Return the field or the attribute of each column but the token and a mere key, and whether it is an attribute.
+
+    Raises InvalidInput (INVALID_AUDIENCE) for a name that resembles a field, and for two columns of one field.
+    """
+    columns = {"token": ("token", False)}
+    for name in names:
+        if name == "token":
+            continue
+        try:
+            found, is_attribute = resolve_column(name)
+        except InvalidInput as error:
+            if name == key:
+                continue
+            raise InvalidInput(error.message, code="INVALID_AUDIENCE", fix=error.fix) from None
+        if is_attribute and name == key:
+            continue
+        column = found if is_attribute else FIELD_NAMES.get(found, found), is_attribute
+        if column in columns.values():
+            raise InvalidInput(
+                f"The query has two columns for {found}.", code="INVALID_AUDIENCE", fix="Select one of them."
+            )
+        columns[name] = column
+    del columns["token"]
+    return columns
+
+
+def _devices_from_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, bool]]
+) -> tuple[list[tuple[str, dict[str, Any]]], int]:
     """Return the device registrations of rows, and the number of invalid rows."""
     registrations, invalid = [], 0
     for row in rows:
         fields: dict[str, Any] = {}
         attributes: dict[str, Any] = {}
-        for name, value in row.items():
-            field = COLUMN_ALIASES.get(str(name).lower(), str(name))
-            is_field = field in DEVICE_FIELDS and field != "attributes"
-            if name == "token" or (value is None and is_field) or (name == key and field not in DEVICE_FIELDS):
-                continue
-            if field in ("push_on", "marketing_on") and value in (0, 1):
-                fields[field] = bool(value)
-            elif field == "topics" and isinstance(value, str):
-                fields[field] = value.split()
-            elif field == "user_id":
-                fields[field] = str(value)
-            elif is_field:
-                fields[field] = _to_plain_value(value)
-            else:
+        for name, (field, is_attribute) in columns.items():
+            value = row[name]
+            if is_attribute:
                 attributes[field] = _to_plain_value(value)
+            elif value is not None:
+                fields[field] = _to_field_value(field, value)
         try:
             fields |= {"attributes": attributes} if attributes else {}
             registrations.append((message.check_recipient("token", row["token"]), validate_device(fields)))
         except TimebellError:
             invalid += 1
     return registrations, invalid
+
+
+def _to_field_value(field: str, value: Any) -> Any:
+    if field in ("push_on", "marketing_on") and value in (0, 1):
+        return bool(value)
+    if field == "topics" and isinstance(value, str):
+        return value.split()
+    return str(value) if field == "user_id" else _to_plain_value(value)
 
 
 def _to_plain_value(value: Any) -> Any:

@@ -69,18 +69,27 @@ def _parse_column(name: str) -> Column:
     name, _, kind = name.partition(":")
     if kind and kind not in _CONVERTERS:
         raise _invalid(f"The column {name!r:.60} has the type {kind!r:.20}", f"Use one of {', '.join(_CONVERTERS)}.")
-    convert = _CONVERTERS[kind or "text"]
+    name, is_attribute = resolve_column(name)
+    convert = _CONVERTERS[kind or "text"] if is_attribute else _FIELD_CONVERTERS.get(name, str)
+    return Column(name, is_attribute, convert)
+
+
+def resolve_column(name: str) -> tuple[str, bool]:
+    """Return the field, or the attribute, that a column means, and whether it is an attribute.
+
+    Raises InvalidInput (INVALID_DEVICE) for a name that resembles a field; see `parse_header`.
+    """
     if name.startswith(ATTRIBUTE_PREFIX):
-        return Column(name.removeprefix(ATTRIBUTE_PREFIX), True, convert)
+        return name.removeprefix(ATTRIBUTE_PREFIX), True
     plain = "".join(character for character in name.lower() if character.isalnum())
     if plain in _ALIASES:
-        return Column(_ALIASES[plain], False, _FIELD_CONVERTERS.get(_ALIASES[plain], str))
+        return _ALIASES[plain], False
     if near := get_close_matches(plain, _ALIASES, 1, MIN_SIMILARITY):
         raise _invalid(
             f"The column {name!r:.60} is not a field of a device",
             f"Did you mean {_ALIASES[near[0]]}? If it is an attribute, name it {ATTRIBUTE_PREFIX}{name:.60}.",
         )
-    return Column(name, True, convert)
+    return name, True
 
 
 class RecordReader:

@@ -13,7 +13,8 @@ from timebell.features.campaigns.model.campaign_plan import Campaign, ZoneProgre
 
 MIN_OUTAGE_SECONDS = 5.0
 MIN_OUTAGE_GAPS = 10
-"""An outage is a time without the end of a chunk: as long as this, and as this many of the other gaps."""
+"""The time between the ends of two chunks counts as an outage from MIN_OUTAGE_SECONDS on, if it is also this many times
+the average of the shorter ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class ChunkEnds:
     def rate(self, now: datetime) -> float | None:
         """Return the recipients per second; None if fewer than two chunks have ended.
 
-        It is measured from the end of one chunk to the end of another, so it is right from the second chunk on, also if
-        chunks are far apart. A pause longer than the usual distance of two chunks lowers it until the next chunk ends;
-        then an outage, such as the time until the chunks of a dead node are taken over, does not count.
+        The rate is measured between ends of chunks, so it is correct from the second chunk on, even if chunks are far
+        apart. While no chunk ends for longer than usual, the rate falls. After the next end, that time does not count
+        if it was an outage, such as the time until the chunks of a dead node are taken over.
         """
         if len(self.times) < 2:
             return None

@@ -24,7 +24,7 @@ STATE_LABELS = {
     "failed": ("bad", "Failed"),
 }  # fmt: skip
 # Prefixes of the pause reason of a campaign that waits for approval.
-GATE_REASONS = ("approval", "ceiling", "change", "canary")
+APPROVAL_REASONS = ("approval", "ceiling", "change", "canary")
 ERROR_EXPLANATIONS = {
     "FCM_TOKEN_UNAVAILABLE": "Google refuses the FCM credentials of the server. When an admin has corrected them, "
     "resume the campaign, or send to those not reached.",
@@ -156,8 +156,8 @@ async def perform_action(id: str, verb: str, view: CurrentView) -> Response:
 
 
 def needs_approval(record: Mapping[str, Any]) -> bool:
-    """Return whether a gate paused the campaign, so that it waits for approval."""
-    return record["state"] == "paused" and str(record["reason"] or "").split(":")[0] in GATE_REASONS
+    """Return whether a size check or the canary paused the campaign, so that it waits for approval."""
+    return record["state"] == "paused" and str(record["reason"] or "").split(":")[0] in APPROVAL_REASONS
 
 
 def explain(reason: str | None) -> list[str]:

@@ -57,10 +57,11 @@ async def preview(request: Request, view: CurrentView) -> Response:
 @routes.get("/ui/segments/{name}")
 async def edit_page(name: str, view: CurrentView) -> Response:
     """Render the form with the filters of a segment."""
-    segment = await view.get(f"/segments/{quote_segment(name)}")
-    rest, rows = split_filters(to_rows(segment["filters"]))
-    stored = {**rows, "filters": json.dumps(rest, ensure_ascii=False, indent=2) if rest else ""}
-    return await _render_form(view, stored, None, record=segment)
+    response = view.check_response(await view.call_api("GET", f"/segments/{quote_segment(name)}"))
+    rest, rows = split_filters(to_rows(response.body["filters"]))
+    filters = json.dumps(rest, ensure_ascii=False, indent=2) if rest else ""
+    stored = {**rows, "filters": filters, "etag": response.headers["etag"]}
+    return await _render_form(view, stored, None, record=response.body)
 
 
 @routes.post("/ui/new/segment")
@@ -71,7 +72,7 @@ async def create(view: CurrentView) -> Response:
 
 @routes.post("/ui/segments/{name}")
 async def edit(name: str, view: CurrentView) -> Response:
-    """Change the filters of a segment."""
+    """Change the filters of a segment, unless another user has changed them since the form was opened."""
     return await _save(view, name, await view.get(f"/segments/{quote_segment(name)}"))
 
 
@@ -97,7 +98,8 @@ async def _save(view: View, name: str, record: Mapping[str, Any] | None) -> Resp
     if record is None and not (await view.call_api("GET", url)).is_error:
         exists = Conflict(f"There is a segment {name!r:.60} already.", code="CONFLICT", fix="Choose another name.")
         return await _render_form(view, view.form, to_problem(exists), 409, record)
-    response = await view.call_api("PUT", url, body)
+    headers = {} if record is None else {"if-match": view.form.get("etag", "")}
+    response = await view.call_api("PUT", url, body, headers=headers)
     if response.is_error:
         return await _render_form(view, view.form, response.body, response.status, record)
     return view.redirect("/ui/segments", "saved")

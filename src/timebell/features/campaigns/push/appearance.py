@@ -91,7 +91,7 @@ def _check_platform(platform: str, config: Any) -> None:
     for name in ("headers", "data"):
         texts = config.get(name, {})
         if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
-            raise _invalid(f"{platform}.{name} has a value that is not a text", "FCM accepts only texts there.")
+            raise _invalid(f"{platform}.{name} has a value that is not a string", "FCM accepts only strings there.")
     if platform == "apns" and not isinstance(config.get("payload", {}), Mapping):
         raise _invalid("apns.payload is not an object", 'Use e.g. {"aps": {"category": "REPLY"}}.')
 

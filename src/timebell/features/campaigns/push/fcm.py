@@ -34,7 +34,7 @@ STREAMS_PER_CONNECTION = 100
 CONNECT_SECONDS = 10.0
 CONNECT_RETRY_SECONDS = 10.0
 MAX_QUEUE_SECONDS = 10.0
-"""How long a message waits in the queue before it fails with AGAIN, so that the job is retried later."""
+"""How long a message waits in the queue before its result is RETRY, so that it is sent later."""
 CANCEL_GRACE_SECONDS = 2.0
 """How long to wait for responses after a batch was cancelled."""
 IDLE_SECONDS = 60.0
@@ -323,7 +323,7 @@ class FcmProvider:
         self._send_queued()
 
     def _connection_failed(self, reason: str) -> None:
-        """Open no connection for a second. Without another connection, queued messages fail with AGAIN."""
+        """Open no connection for a second. Without another connection, the result of queued messages is RETRY."""
         log.warning("could not connect to %s: %s", self._authority, reason)
         self._no_connect_until = asyncio.get_running_loop().time() + 1.0
         if not self._active_connections:

@@ -160,7 +160,7 @@ class PushTarget:
         filled = mapping.fill_template(templates, event_fields(delivery))
         user_id, notification = filled["userId"], filled.get("notificationId")
         if not isinstance(user_id, str) or self.registry is None:
-            raise _invalid_options(f"userId is {user_id!r:.60}; it must be a text.")
+            raise _invalid_options(f"userId is {user_id!r:.60}; it must be a string.")
         tokens = dict(await self.registry.devices(delivery.tenant_id, user_id))
         progress_records = [line["progress"] for line in delivery.previous_attempts if "progress" in line]
         previous_ids: list[str] = progress_records[-1].get("devices", []) if progress_records else []

@@ -31,7 +31,7 @@ def _increments(counted: Table) -> dict[str, Any]:
     return {state: counted.c[state] + bindparam(f"added_{state}") for state in _RESULT_STATES}
 
 
-# Built once: building them anew for each batch would take longer than executing them.
+# Built once: to build them for each batch would take longer than to execute them.
 _ADD_TO_CAMPAIGN = update(campaigns).where(campaigns.c.id == bindparam("campaign")).values(_increments(campaigns))
 _ANNOUNCE_BATCH = (
     update(chunks)

@@ -122,7 +122,7 @@ def list_problems(tx: Transaction, now: datetime) -> list[ObjectProblem]:
         label = schedule_label(row.tenant_id, row.name or row.id)
         path = page_path(row.tenant_id, f"/ui/campaigns/{row.id}")
         if row.state == "paused" and row.reason:
-            sentence = f"The campaign {label} paused and waits for a decision: {row.reason}"
+            sentence = f"The campaign {label} is paused and waits for a decision: {row.reason}"
             problems.append(ObjectProblem("CAMPAIGN_PAUSED", label, sentence, path))
         elif row.state in FAILED_STATES and row.ended_at and row.ended_at >= now - FAILURE_PERIOD:
             result = "failed" if row.state == "failed" else "was sent only in part"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from timebell.features.campaigns.model.campaign import CampaignState, ExclusionReason
 from timebell.features.campaigns.model.campaign_plan import Campaign
@@ -91,11 +91,6 @@ def list_remaining(tx: Transaction, campaign: Campaign, limit: int, after_id: st
         query = query.where(devices.c.id > after_id)
     rows = [device_rows.device_from_row(row) for row in tx.execute(query)]
     return Page(rows[:limit], rows[limit - 1].id if len(rows) > limit else None)
-
-
-def count_remaining(tx: Transaction, campaign: Campaign) -> int:
-    """Return the number of devices that a campaign was not sent to yet."""
-    return int(tx.execute(select(func.count()).where(*walk.remaining_conditions(tx, campaign))).scalar_one())
 
 
 def list_chunks(tx: Transaction, campaign_id: str, limit: int, after_number: int) -> Page[Mapping[str, Any]]:

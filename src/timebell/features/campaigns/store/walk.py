@@ -3,8 +3,8 @@
 Devices are read in the order of their ids, which do not change, so an interrupted walk resumes after its last id. If
 send times depend on the zone, each zone has a walk of its own, and a device may move from a zone whose walk has not
 started to one whose walk has passed. When all walks are done, `finish_walk` therefore looks for recipients that no
-walk has met, in whatever zone they are now, and adds walks for them, until there are none. Then it counts every other
-registered device under the reason why it was excluded, so that the counts add up.
+walk has met, in every zone, and adds walks for them, until there are none. Then it counts every other registered device
+under the reason why it was excluded, so that the counts add up.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 from fastapi import Request
 
 from timebell.api.authentication import Authenticator, Caller
+from timebell.api.client_address import client_network
 from timebell.api.route import ApiRoute
 from timebell.client.validation import parse_uuid
 from timebell.errors import TimebellError
@@ -42,13 +43,11 @@ async def authenticate(request: Request, authenticator: Authenticator) -> Caller
     if token is None and (not authorization or rest.startswith("tb_")):
         return await authenticator.authenticate(request)
     address = request.client.host if request.client else ""
-    valid_id = parse_uuid(request.url.path.rpartition("/")[2])
-    source: Source | None = (
-        None if valid_id is None else await authenticator.app.store.run(sources.find_source_by_id, valid_id)
-    )
-    if source is not None and source.kind == "monday":
+    # Few per client at a time: invented ids and tokens must not occupy the connections to the database.
+    async with authenticator.capacity.lookups.hold(client_network(address)):
+        source, secret = await _find_source(authenticator, parse_uuid(request.url.path.rpartition("/")[2]))
+    if source is not None:
         signature = rest if scheme.lower() == "bearer" else authorization
-        secret = await _signing_secret(authenticator, source)
         if secret is not None and is_valid_token(
             signature.strip(), secret, authenticator.app.clock.now(), f"{HOOKS_PATH}/{source.id}"
         ):
@@ -56,6 +55,14 @@ async def authenticate(request: Request, authenticator: Authenticator) -> Caller
         if token is not None and is_url_token(token, authenticator.app.settings.secret_key, source.id):
             return Caller(UNSIGNED_ACTOR, source.tenant_id, Role.OPERATOR, address, kind="source")
     raise authenticator.reject("wrong_signature", address)
+
+
+async def _find_source(authenticator: Authenticator, id_: str | None) -> tuple[Source | None, str | None]:
+    """Return a source that accepts webhooks without a key, and its signing secret, if it has one."""
+    source: Source | None = None if id_ is None else await authenticator.app.store.run(sources.find_source_by_id, id_)
+    if source is None or source.kind != "monday":
+        return None, None
+    return source, await _signing_secret(authenticator, source)
 
 
 async def _signing_secret(authenticator: Authenticator, source: Source) -> str | None:

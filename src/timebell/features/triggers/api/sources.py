@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from timebell.api.if_match import IfMatch, check_match, require_match
+from timebell.api.if_match import IfMatch, check_absent, check_match, require_match
 from timebell.api.route import ApiRoute, Context, RequestContext, change_route, not_found, read_route
 from timebell.api.schemas import (
     Cursor,
@@ -260,6 +260,8 @@ async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str 
         ctx.before = render_source(existing)
         if replace:
             require_match(if_match, etag(existing), f"The source {name!r:.80}", existing.id)
+    else:
+        check_absent(if_match, f"The source {name!r:.80}")
     source: Source = await ctx.app.triggers.put_source(
         name, body.kind, body.options, replace=replace, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor,
         connection=ctx.connection,

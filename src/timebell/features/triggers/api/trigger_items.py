@@ -167,7 +167,7 @@ async def list_not_fired(
 async def audit_trigger(
     name: Id, ctx: Context, from_: Annotated[Instant, Query(alias="from")], to: Annotated[Instant, Query()]
 ) -> Response:
-    """Compare the instants that the items ask for with the recorded firings, to find missing and duplicate ones."""
+    """Compare the desired instants of the items with the recorded firings, to find missing and duplicate ones."""
     await _find_trigger(ctx, name)
     start, end = parse_timestamp(from_, "from"), parse_timestamp(to, "to")
     report = await ctx.app.triggers.audit(name, start, end, tenant_id=ctx.tenant_id)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from timebell.api.conditions import ComparisonIn, ComparisonOut
 from timebell.api.history import HistoryPage, history_response
-from timebell.api.if_match import IfMatch, check_match, entity_tag, require_match
+from timebell.api.if_match import IfMatch, check_absent, check_match, entity_tag, require_match
 from timebell.api.operations import OperationOut, render_operation
 from timebell.api.route import ApiRoute, Context, RequestContext, change_route, not_found, read_route
 from timebell.api.schemas import (
@@ -155,7 +155,9 @@ class TriggerOut(ResponseBody):
     created_at: Instant
     created_by: str | None
     updated_at: Instant
-    warnings: Annotated[list[str] | None, Field(description="Whether no running node handles the topic.")] = None
+    warnings: Annotated[list[str] | None, Field(description="For example, that no running node handles the topic.")] = (
+        None
+    )
 
 
 class TriggerWritten(TriggerOut):
@@ -205,6 +207,8 @@ async def put_trigger(name: NewName, body: TriggerPut, ctx: Context, if_match: I
     if existing is not None:
         ctx.before = render_trigger(existing)
         require_match(if_match, etag(existing), f"The trigger {name!r:.80}", existing.id)
+    else:
+        check_absent(if_match, f"The trigger {name!r:.80}")
     return await _write_trigger(ctx, name, body, replace=True)
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from timebell.client.secrets import check_name
 from timebell.client.validation import check_text
 from timebell.clock import Clock
+from timebell.durations import Duration
 from timebell.errors import InvalidInput
 from timebell.features.triggers.model.connection import TOKEN_URL, Connection, Tokens
 from timebell.features.triggers.store import connections
@@ -36,18 +37,18 @@ class Connections:
         self._get_keyring = get_keyring
 
     async def put(
-        self, name: str, access_token: str, refresh_token: str | None = None, *, expires_in: float | None = None,
+        self, name: str, access_token: str, refresh_token: str | None = None, *, expires_in: Duration | None = None,
         token_url: str | None = None, client_id: str | None = None, client_secret: str | None = None,
         replace: bool | None = None, tenant_id: str = "default", created_by: str | None = None,
         connection: Any = None,
     ) -> Connection:  # fmt: skip
         """Store tokens under a name: only new ones (`replace=False`), only replacements (True), or either (None).
 
-        Replacing tokens resumes the jobs that waited for them. `expires_in` is in seconds; without it the tokens are
-        renewed when they are rejected. Without a `refresh_token` they are never renewed. `token_url` (default:
-        monday.com), `client_id` and `client_secret` are used for the renewal; `replace=True` keeps the stored URL and
-        client id. Raises InvalidInput (INVALID_CONNECTION, INVALID_NAME), Conflict (CONNECTION_EXISTS), NotFound
-        (CONNECTION_NOT_FOUND), Refused (SECRET_KEY_MISSING, SECRET_UNREADABLE).
+        Replacing tokens resumes the jobs that waited for them. `expires_in` is a duration (numbers are seconds);
+        without it the tokens are renewed when they are rejected. Without a `refresh_token` they are never renewed.
+        `token_url` (default: monday.com), `client_id` and `client_secret` are used for the renewal; `replace=True`
+        keeps the stored URL and client id. Raises InvalidInput (INVALID_CONNECTION, INVALID_NAME), Conflict
+        (CONNECTION_EXISTS), NotFound (CONNECTION_NOT_FOUND), Refused (SECRET_KEY_MISSING, SECRET_UNREADABLE).
         """
         now = self._clock.now()
         lifetime_seconds = (

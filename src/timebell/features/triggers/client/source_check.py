@@ -47,7 +47,7 @@ class SourceCheck:
         for name in names:
             if columns and name not in columns and name not in QUERY_PARAMETERS:
                 raise InvalidInput(
-                    f"unless has the parameter :{name:.80}, which is no column of the source.",
+                    f"unless has the parameter :{name:.80}, which is not a column of the source.",
                     code="INVALID_CONDITION", fix=_suggest(name, {*columns, *QUERY_PARAMETERS}),
                 )  # fmt: skip
         try:

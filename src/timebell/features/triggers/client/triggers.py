@@ -317,7 +317,7 @@ class Triggers:
     async def audit(
         self, name: str, from_: datetime, to: datetime, *, tenant_id: str = "default"
     ) -> FiringAudit:  # fmt: skip
-        """Compare the instants in [from_, to) that the items ask for with the recorded firings.
+        """Compare the desired instants of the items in [from_, to) with the recorded firings.
 
         The last minute is excluded. Raises InvalidInput (INVALID_RANGE), NotFound.
         """

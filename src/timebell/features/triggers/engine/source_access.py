@@ -10,6 +10,7 @@ from typing import TypeVar
 from timebell.clock import Clock
 from timebell.errors import SourceFailed
 from timebell.features.triggers.model.trigger import SOURCE_BUDGET_SPENT, SOURCE_UNAUTHORIZED, Source
+from timebell.features.triggers.sources.base import InvalidSourceQuery, InvalidSourceValue
 
 R = TypeVar("R")
 
@@ -17,8 +18,8 @@ READ_TIMEOUT_SECONDS = 5.0
 MAX_READS_PER_NODE = 512
 MAX_READS_PER_TENANT = 256
 MAX_READS_PER_SOURCE = 4
-NOT_BROKEN = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
-"""Codes of failures after which the source may be read at once: a user or a budget decides when it works again."""
+UNPAUSED_FAILURES = (SOURCE_UNAUTHORIZED, "ORPHANED", SOURCE_BUDGET_SPENT)
+"""Codes of failures that pause no reads, because a user or a budget decides when the source works again."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 60.0
 """Short, because due jobs wait for a query until their source is tried again."""
@@ -95,7 +96,8 @@ class SourceAccess:
                 self._breaker.record_failure(problem)
                 raise SourceFailed(problem) from None
             except SourceFailed as error:
-                if error.code not in NOT_BROKEN:
+                answers = isinstance(error, (InvalidSourceQuery, InvalidSourceValue))  # other reads may succeed
+                if error.code not in UNPAUSED_FAILURES and not answers:
                     self._breaker.record_failure(error.message)
                 raise
             self._breaker.record_success()

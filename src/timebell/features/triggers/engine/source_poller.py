@@ -300,9 +300,9 @@ class SourcePoller:
         scan.seen.update(page.rows, page.problems)
         scan.rows += len(page.rows) + len(page.problems)
         position |= {"began": scan.started, "after": page.cursor, "rows": scan.rows}
-        saves = scan.saved_at is None or now - scan.saved_at >= SAVE_INTERVAL_SECONDS
-        scan.rejected += await self._apply_page(source, page, read_at, json.dumps(position), saves=saves)
-        scan.saved_at = now if saves else scan.saved_at
+        is_save_due = scan.saved_at is None or now - scan.saved_at >= SAVE_INTERVAL_SECONDS
+        scan.rejected += await self._apply_page(source, page, read_at, json.dumps(position), save_cursor=is_save_due)
+        scan.saved_at = now if is_save_due else scan.saved_at
         scan.after = page.cursor
         scan.pages += 1
 
@@ -321,7 +321,7 @@ class SourcePoller:
         self._scans.add("ok")
 
     async def _describe_short_grace(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> str | None:
-        """Return the error for a board that has grown: its daily calls no longer suffice for the grace of a trigger."""
+        """Return the error for a board that has become too large for the grace of a trigger, given its daily calls."""
         interval = self._full_scan_interval(source, adapter, watch)
         if interval <= adapter.full_scan_interval:
             return None  # the triggers were checked for this interval
@@ -332,10 +332,10 @@ class SourcePoller:
         return str(sources.grace_too_short(short.name, short.rule.grace, interval))
 
     async def _check_missing(self, source: Source, adapter: SourceAdapter, scan: Scan) -> bool:
-        """Read some known items that a scan did not find once more, by key; return whether there may be others.
+        """Read the next known items that a scan did not find again, by key; return whether there may be more.
 
-        Those that do not exist are gone. A scan that a former leader began did not find its earlier pages here; they
-        are read in the same way.
+        Those that do not exist are gone. If a former leader began the scan, the items on its pages are not known here
+        as found, and are read again, too.
         """
         keys = await self._run_as_leader(item_changes.list_known_keys, source.id, scan.checked, KNOWN_KEYS_PAGE_SIZE)
         missing = [key for key in keys or () if key not in scan.seen]
@@ -375,20 +375,20 @@ class SourcePoller:
         return await self._apply(source, changes)
 
     async def _apply_page(
-        self, source: Source, page: RowPage, at: int, cursor: str, *, saves: bool = True
+        self, source: Source, page: RowPage, at: int, cursor: str, *, save_cursor: bool = True
     ) -> list[str]:  # fmt: skip
-        """Apply a page, and store the cursor if a row differs, or `saves`; return the rejected rows."""
+        """Apply a page; return the rejected rows. Stores the cursor if a row differs or `save_cursor` is set."""
         changes = page.to_changes([key for key in (*page.rows, *page.deleted, *page.problems) if key], at)
-        rejected = await self._apply(source, changes, cursor, saves=saves)
+        rejected = await self._apply(source, changes, cursor, save_cursor=save_cursor)
         return [*rejected, *([page.problems[""]] if "" in page.problems else [])]
 
     async def _apply(
-        self, source: Source, changes: list[ItemChange], cursor: str | None = None, *, saves: bool = False
+        self, source: Source, changes: list[ItemChange], cursor: str | None = None, *, save_cursor: bool = False
     ) -> list[str]:
         """Apply changes; return the rejected rows, each with the reason."""
         now = self.node.clock.now()
         summary: ChangeSummary | None = await self._run_as_leader(
-            item_changes.apply_read, source, changes, now, cursor, saves
+            item_changes.apply_read, source, changes, now, cursor, save_cursor
         )
         if summary is None:
             raise StoreError("This node does not lead anymore.")

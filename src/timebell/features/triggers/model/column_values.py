@@ -77,7 +77,7 @@ def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
 
 
 def _parse_epoch(value: float) -> datetime | None:
-    """Parse seconds since 1970 (from 2001 on), or milliseconds. Smaller numbers are no instants."""
+    """Parse seconds since 1970 (from 2001 on), or milliseconds. Smaller numbers are not instants."""
     seconds = value / 1000 if value >= FIRST_MILLISECONDS else value
     if not FIRST_EPOCH_SECONDS <= seconds < FIRST_MILLISECONDS:
         return None

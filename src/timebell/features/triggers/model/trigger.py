@@ -146,7 +146,7 @@ class TriggerRule:
     grace: float = DEFAULT_GRACE_SECONDS
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput (TIMEZONE_MISSING) if an offset sets a time of day, which no zone applies to."""
+        """Raise InvalidInput (TIMEZONE_MISSING) if an offset sets a time of day and the rule has no time zone."""
         at_time = next((offset for offset in self.offsets if offset.at is not None), None)
         if at_time is not None and self.timezone is None and self.zone_column is None:
             raise InvalidInput(
@@ -251,7 +251,7 @@ def epoch_micros(at: datetime) -> int:
 
 
 def firing_job_key(trigger_id: str, item: str, firing_key: FiringKey) -> str:
-    """Return the key of the one live job of a firing; distinct firings have distinct keys, whatever their names are."""
+    """Return the key of the one live job of a firing. Distinct firings have distinct keys for any names."""
     parts = ["trigger", trigger_id, _escape_part(item), firing_key.offset]
     key = "__".join([*parts, _escape_part(firing_key.recipient)] if firing_key.recipient else parts)
     if len(key) <= MAX_KEY_LENGTH:

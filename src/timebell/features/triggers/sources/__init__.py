@@ -12,7 +12,7 @@ POLLED_KINDS = ("monday", "sql")
 
 
 def scan_interval(kind: str, options: Mapping[str, Any], pages: int = 1) -> float:
-    """Return the seconds within which a source finds a change that every other way has missed; 0 for webhooks only.
+    """Return the seconds between full scans, which find changes that polls and webhooks missed; 0 if there are none.
 
     `pages` is the number of pages of all sources of its account, which share the daily calls.
     """

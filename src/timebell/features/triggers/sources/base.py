@@ -14,6 +14,10 @@ class InvalidSourceQuery(SourceFailed):
     """The source answers, but a table, column or query of it does not exist."""
 
 
+class InvalidSourceValue(SourceFailed):
+    """The source answers, but a value in a row, or for a query, is invalid."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowPage:
     """Rows by key, with JSON fields; `cursor` is the position of the next page (None: there is none).

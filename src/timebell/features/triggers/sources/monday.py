@@ -73,7 +73,7 @@ class Board:
         if token is None and not _is_valid_token(static_token):
             raise _invalid_options("A source of kind monday requires the token of an account.")
         if not isinstance(signing, str) or not signing:
-            raise _invalid_options("signingSecret is not a non-empty text.")
+            raise _invalid_options("signingSecret must be a non-empty string.")
         self.board_id = str(board)
         if isinstance(board, bool) or not (self.board_id.isascii() and self.board_id.isdigit()):
             raise _invalid_options(f"boardId is {board!r:.60}.")
@@ -145,7 +145,7 @@ class Board:
         return str(data["create_webhook"]["id"])
 
     async def unsubscribe(self, webhook_id: str) -> None:
-        """Delete a webhook; one that is gone already is no error. Raises SourceFailed."""
+        """Delete a webhook. It is not an error if it does not exist anymore. Raises SourceFailed."""
         with suppress(SourceGone):
             await self._query(UNSUBSCRIBE_MUTATION, id=webhook_id)
 
@@ -219,7 +219,7 @@ class _StaticToken:
 
 
 async def _postpone(budget: CallBudget, errors: Sequence[_ApiError]) -> None:
-    """Keep all nodes from calling the API for as long as these errors ask for."""
+    """Keep all nodes from calling the API for the time that these errors require."""
     for error in errors:
         if error.code == DAILY_LIMIT_CODE:
             await budget.postpone(None)

@@ -1,15 +1,10 @@
-"""Read-only access to PostgreSQL sources.
-
-Dates and times are read as text, so a date beyond the range of Python (the year 20260, BC, infinity) is only an
-unreadable value of its row, and not an error of the driver that hides all rows of a page.
-"""
+"""Read-only access to PostgreSQL sources."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import date, datetime
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -18,10 +13,10 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from timebell.features.triggers.sources.base import InvalidSourceQuery
-from timebell.store.dialects.postgres import connections
+from timebell.store.dialects.postgres import connections, text_dates
 from timebell.store.dialects.postgres.server import PostgresServer
 
-SESSION_SETTINGS = {**connections.SESSION_SETTINGS, "DateStyle": "ISO", "TimeZone": "UTC"}
+SESSION_SETTINGS = {**connections.SESSION_SETTINGS, **text_dates.SESSION_SETTINGS}
 PROBE_TIMEOUT_SECONDS = 2.0
 SESSION_ENDED = (
     asyncpg.AdminShutdownError, asyncpg.CrashShutdownError, asyncpg.PostgresConnectionError,
@@ -86,7 +81,7 @@ class PostgresDatabase:
                 driver = (await connection.get_raw_connection()).driver_connection
             try:
                 if driver not in self._configured:
-                    await _read_times_as_text(driver)
+                    await text_dates.read_dates_as_text(driver)
                     self._configured.add(driver)
                 yield driver
             except SESSION_ENDED:
@@ -149,31 +144,6 @@ class Listener:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-
-
-async def _read_times_as_text(connection: asyncpg.Connection[Any]) -> None:
-    for name, decode in (("timestamptz", _parse_instant), ("timestamp", _parse_instant), ("date", _parse_date)):
-        await connection.set_type_codec(
-            name, schema="pg_catalog", encoder=_format_time, decoder=decode, format="text"
-        )  # fmt: skip
-
-
-def _format_time(value: Any) -> str:
-    return value.isoformat() if isinstance(value, date) else str(value)
-
-
-def _parse_instant(value: str) -> datetime | str:
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        return value
-
-
-def _parse_date(value: str) -> date | str:
-    try:
-        return date.fromisoformat(value)
-    except ValueError:
-        return value
 
 
 READ_ERRORS = (

@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.features.triggers.sources import outbox
-from timebell.features.triggers.sources.base import InvalidSourceQuery, RowPage
+from timebell.features.triggers.sources.base import InvalidSourceQuery, InvalidSourceValue, RowPage
 from timebell.features.triggers.sources.change_cursor import ChangeCursor
 from timebell.features.triggers.sources.identifiers import is_valid_name, quote_name, quote_table, split_table
 from timebell.features.triggers.sources.mysql_source import MysqlDatabase
@@ -49,6 +49,7 @@ CHANGE_MODES = ("compare", "cursor", "outbox")
 DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 5.0, 240.0
 STATEMENT_TIMEOUT_SECONDS = 20.0
 MAX_JOINED_TABLES = 20
+UNFIT_PARAMETER = re.compile("invalid input for query argument|int too large to convert")  # of asyncpg, and of sqlite3
 MISSING_TABLE = re.compile(r"relation .* does not exist|no such table|Table .* doesn't exist")
 WRONG_SQLITE_QUERY = re.compile(r"no such|syntax error|ambiguous|incomplete input|unrecognized token|misuse")
 WRONG_MYSQL_QUERY = (1052, 1054, 1064, 1142, 1143, 1146, 1305)
@@ -119,7 +120,7 @@ class SqlTable:
         self._listener = Listener(str(self._url), self.channel) if self.change_mode == "outbox" else None
         self._key_type: type | None = None
         self._read_ahead: set[int] = set()
-        """Ids of changes that were read before a transaction that began earlier has ended."""
+        """Ids of changes that were read ahead of commit order, because an earlier transaction was still running."""
 
     async def list_columns(self) -> Collection[str]:
         """Return the columns of the rows. Raises SourceFailed, InvalidSourceQuery."""
@@ -150,16 +151,13 @@ class SqlTable:
         key_type = await self._find_key_type() if keys else None
         if key_type is None:
             return RowPage({}, None)
-        parameters = {}
-        for number, key in enumerate(keys):
+        values = []
+        for key in keys:
             try:
-                parameters[f"k{number}"] = parse_key(key, key_type)
+                values.append(parse_key(key, key_type))
             except ValueError:
                 continue  # no row has such a key
-        if not parameters:
-            return RowPage({}, None)
-        where = f"{self._key_column} IN ({', '.join(f':{name}' for name in parameters)})"
-        rows, problems = await self._fetch_page(where, self._key_column, parameters, self.page_size)
+        rows, problems = await self._fetch_rows(values)
         return RowPage(self._items_by_key(rows, problems), None, problems)
 
     async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
@@ -194,7 +192,7 @@ class SqlTable:
         if self.table is None or self._kind != "postgresql":
             raise _invalid_options(
                 "Only tables of PostgreSQL can have an outbox.",
-                'Specify a PostgreSQL table beside the query, or use "changes": "compare" or "cursor".',
+                'Specify a PostgreSQL table in addition to the query, or use "changes": "compare" or "cursor".',
             )
 
     async def _read_outbox(self, since: str | None, limit: int) -> RowPage:
@@ -281,6 +279,26 @@ class SqlTable:
                 problems[key_text(row[self.key])] = f"A value cannot be read: {error}"[:300]
         return rows, problems
 
+    async def _fetch_rows(self, keys: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return the rows with these keys; see `_fetch_page`.
+
+        A key of a joined table may be too large for the column. The database then refuses the query for all keys.
+        """
+        if not keys:
+            return [], {}
+        parameters = {f"k{number}": key for number, key in enumerate(keys)}
+        where = f"{self._key_column} IN ({', '.join(f':{name}' for name in parameters)})"
+        try:
+            return await self._fetch_page(where, self._key_column, parameters, self.page_size)
+        except SourceFailed as error:
+            if UNFIT_PARAMETER.search(error.message) is None:
+                raise
+        if len(keys) == 1:
+            return [], {}  # no row has such a key
+        middle = len(keys) // 2
+        first, second = await self._fetch_rows(keys[:middle]), await self._fetch_rows(keys[middle:])
+        return [*first[0], *second[0]], first[1] | second[1]
+
     async def _find_key_type(self) -> type | None:
         """Return the type of the keys; None if there are no rows."""
         if self._key_type is None:
@@ -301,7 +319,7 @@ class SqlTable:
         )
 
     def _items_by_key(self, rows: Sequence[Row], problems: dict[str, str]) -> Items:
-        """Return rows by key, without those of which `problems` contains why, or now does, they cannot be read."""
+        """Return the readable rows by key, and add the others to `problems`. Rows already in `problems` are omitted."""
         rows_by_key: dict[str, Row] = {}
         for row in rows:
             if self.key not in row:
@@ -326,7 +344,7 @@ class SqlTable:
         try:
             return await self._fetch_values(query, parameters, first=first)
         except (ValueError, OverflowError) as error:
-            raise SourceFailed(f"A value cannot be read: {error}"[:300]) from error
+            raise InvalidSourceValue(f"A value cannot be read: {error}"[:300]) from error
 
     async def _fetch_values(self, query: str, parameters: Mapping[str, Any], *, first: bool = False) -> list[Row]:
         """Run a query. Raises SourceFailed, and ValueError or OverflowError for a row with an invalid value."""
@@ -434,7 +452,11 @@ def _invalid_options(message: str, fix: str) -> InvalidInput:
 def _source_failed(error: BaseException) -> SourceFailed:
     original = getattr(error, "orig", None) or error
     reason = str(original) or ("no answer in time." if isinstance(original, TimeoutError) else type(error).__name__)
-    failure = InvalidSourceQuery if _is_wrong_query(original) else SourceFailed
+    failure = SourceFailed
+    if _is_wrong_query(original):
+        failure = InvalidSourceQuery
+    elif isinstance(original, ValueError):  # the driver cannot send a value
+        failure = InvalidSourceValue
     return failure(f"The source cannot be read: {reason[:300]}", fix="Check its options, and that it is running.")
 
 

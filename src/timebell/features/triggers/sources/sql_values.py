@@ -15,7 +15,7 @@ from uuid import UUID
 import orjson
 
 MAX_BINARY_BYTES = 64
-"""Longer binary values are not read: they are no keys or people."""
+"""Longer binary values are not read: they are neither keys nor people."""
 BINARY_TYPES = (bytes, bytearray, memoryview)
 CONVERTED_SINGLY = (time, list, tuple, dict)
 """Types that orjson does not convert like `to_json_value`: a time, also in a list, may lose a zero of its fraction."""

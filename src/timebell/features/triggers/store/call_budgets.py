@@ -37,12 +37,6 @@ def postpone_calls(tx: Transaction, account: str, until: datetime) -> None:
     tx.execute(update(call_budgets).where(call_budgets.c.account == account, is_earlier).values(retry_at=until))
 
 
-def count_calls_today(tx: Transaction, account: str, now: datetime) -> int:
-    """Return the number of calls of an account since midnight UTC."""
-    query = select(call_budgets.c.calls).where(call_budgets.c.account == account, call_budgets.c.resets_at > now)
-    return tx.execute(query).scalar() or 0
-
-
 def prune_budgets(tx: Transaction, now: datetime) -> None:
     """Delete budgets of accounts that were not called for some time."""
     tx.execute(delete(call_budgets).where(call_budgets.c.resets_at < now - RETENTION))

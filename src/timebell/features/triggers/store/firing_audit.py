@@ -1,4 +1,4 @@
-"""Audit a trigger: compare the instants that its items ask for with the recorded firings, in both directions."""
+"""Audit a trigger: compare the desired instants of its items with the recorded firings, in both directions."""
 
 from __future__ import annotations
 

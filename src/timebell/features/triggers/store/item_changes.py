@@ -75,7 +75,10 @@ def apply_changes(tx: Transaction, source: Source, changes: Sequence[ItemChange]
 
 
 def _encode_change(change: ItemChange, old_fields: dict[str, Any] | None) -> tuple[ItemFields, str | None, str | None]:
-    """Return the new fields of an item, their JSON, and the problem because of which these are the old ones, if any."""
+    """Return the fields to store for an item, their JSON, and the problem if the new fields cannot be stored.
+
+    With a problem, the fields are the old ones.
+    """
     problem = change.problem
     if problem is None:
         try:
@@ -102,12 +105,13 @@ def _store_cursor(tx: Transaction, source: Source, cursor: str) -> None:
 
 def apply_read(
     tx: Transaction, source: Source, changes: Sequence[ItemChange], now: datetime, cursor: str | None = None,
-    saves: bool = False,
+    save_cursor: bool = False,
 ) -> ChangeSummary:  # fmt: skip
-    """Apply those rows of a read that differ from the stored items; store the cursor if there are any, or `saves`.
+    """Apply the rows of a read that differ from the stored items.
 
-    So a read of unchanged rows writes nothing. The version of an equal item stays older than this read, which matters
-    only if a still older read with other values is applied later: the next read corrects it.
+    Stores the cursor if a row differs or `save_cursor` is set, so a read of unchanged rows writes nothing. The stored
+    version of an unchanged item stays older than this read. This matters only if an even older read with other values
+    is applied later: then the next read corrects the item.
 
     Only for `Store.run`, which repeats it if another transaction inserts one of the items at the same time.
     """
@@ -115,7 +119,7 @@ def apply_read(
     query = tx.dialect.match_keys(query, items.c.key, [change.key for change in changes])
     stored = {key: (fields, problem) for key, fields, problem in map(tuple, tx.execute(query).all())}
     differing = [change for change in changes if _differs(change, stored.get(change.key))]
-    if cursor is not None and (differing or saves):
+    if cursor is not None and (differing or save_cursor):
         _store_cursor(tx, source, cursor)
     summary = ChangeSummary(unchanged=len(changes) - len(differing))
     if differing:

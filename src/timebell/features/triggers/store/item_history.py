@@ -88,7 +88,7 @@ def fire_item(tx: Transaction, trigger: Trigger, key: str, now: datetime) -> lis
     recipients = sorted({place.recipient for place in desired.instants}) or [""]
     jobs = []
     for recipient in recipients:
-        # Without a key and of the kind `manual`: the job is no firing, so no change of the item withdraws it.
+        # Without a key and of the kind `manual`: the job is not a firing, so no change of the item withdraws it.
         job = build_job(trigger, key, FiringKey("0", recipient), now, now, desired.timezone)
         jobs.append(dataclasses.replace(job, id=new_id(now), key=None, kind=Kind.MANUAL))
     inserted = insert_returning_ids(tx, jobs)

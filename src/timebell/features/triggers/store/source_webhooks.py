@@ -51,7 +51,7 @@ def add_webhook(tx: Transaction, source: Source, event: str, webhook_id: str, no
 
 
 def remove_webhooks(tx: Transaction, source_id: str, events: Collection[str]) -> None:
-    """Forget webhooks that were unsubscribed."""
+    """Delete the records of unsubscribed webhooks."""
     matches = (source_webhooks.c.source_id == source_id) & source_webhooks.c.event.in_(sorted(events))
     tx.execute(delete(source_webhooks).where(matches))
 

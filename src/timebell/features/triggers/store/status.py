@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import func, select, text
+from sqlalchemy import select, text
 
 from timebell.features.triggers.store.tables import firings
 from timebell.store.audit.overview import MAX_LISTED, AttentionItem
-from timebell.store.cluster.gauges import schedule_label
+from timebell.store.cluster.gauges import bounded_count, schedule_label
 from timebell.store.cluster.problems import MAX_PROBLEMS, ObjectProblem, page_path
-from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.schema import sources
 from timebell.store.transaction import Transaction
 
 
 def count_planned_jobs(tx: Transaction, trigger_ids: Collection[str]) -> dict[str, int]:
     """Return the number of planned jobs by trigger id, counted up to COUNT_LIMIT + 1."""
-    counts = {}
-    for id_ in trigger_ids:
-        planned = select(firings.c.item).where(firings.c.trigger_id == id_, firings.c.job_id.is_not(None))
-        counts[id_] = int(
-            tx.execute(select(func.count()).select_from(planned.limit(COUNT_LIMIT + 1).subquery())).scalar_one()
-        )
-    return counts
+    is_planned = firings.c.job_id.is_not(None)
+    return {
+        id_: tx.execute(select(bounded_count(firings, firings.c.trigger_id == id_, is_planned))).scalar_one()
+        for id_ in trigger_ids
+    }
 
 
 def list_failing_sources(tx: Transaction, tenant_id: str) -> list[AttentionItem]:

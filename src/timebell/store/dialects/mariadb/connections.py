@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 
 from timebell.errors import Refused
+from timebell.store.dialects.liveness import LivenessMonitor
 from timebell.store.dialects.mariadb import ddl
 from timebell.store.dialects.mariadb.server import MariaServer
-from timebell.store.dialects.pulse import Pulse
 
 MIN_SERVER_VERSION = (10, 6)
 """The first version with SKIP LOCKED."""
@@ -83,16 +83,16 @@ def engine_for(
     return engine
 
 
-def observe_statements(engine: Engine, pulse: Pulse[Any]) -> None:
-    """Have `pulse` observe statements instead of operations, which do not wait for the server while they compute."""
+def observe_statements(engine: Engine, liveness: LivenessMonitor[Any]) -> None:
+    """Let `liveness` watch single statements: between them, an operation computes and does not wait for the server."""
 
     @event.listens_for(engine, "before_cursor_execute")
     def _begin(_: Connection, cursor: Any, *_arguments: Any) -> None:
-        pulse.begin(cursor.connection)
+        liveness.begin(cursor.connection)
 
     @event.listens_for(engine, "after_cursor_execute")
     def _end(_: Connection, cursor: Any, *_arguments: Any) -> None:
-        pulse.end(cursor.connection)
+        liveness.end(cursor.connection)
 
 
 def migration_engine(url: str) -> Engine:

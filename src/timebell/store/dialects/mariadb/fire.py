@@ -30,7 +30,7 @@ ORDER BY next_fire_at LIMIT 1
 """)
 
 COUNT_LIVE_JOBS = SQL("""
-SELECT j.schedule_id, count(*) AS live, sum(CASE WHEN j.serial THEN 0 ELSE 1 END) AS beside
+SELECT j.schedule_id, count(*) AS live, sum(CASE WHEN j.serial THEN 0 ELSE 1 END) AS non_serial
 FROM JSON_TABLE(:schedules, '$[*]' COLUMNS (id CHAR(36) PATH '$')) AS d
 STRAIGHT_JOIN timebell_jobs AS j FORCE INDEX (timebell_jobs_occurrence) ON j.schedule_id = d.id
 WHERE j.hold IS NULL OR j.hold <> 'backlog'

@@ -21,8 +21,8 @@ from timebell.store.urls import parse_database_url, split_hosts
 log = logging.getLogger("timebell.store")
 
 DEFAULT_PORT = 3306
-# For a connection to one host. Short, because an attempt that began while a host was silent never succeeds, also if
-# another server answers at its address a moment later.
+# Timeout of connecting to one host. Short, because an attempt that began while the host was silent never succeeds, even
+# if another server takes over its address a moment later.
 HOST_TIMEOUT_SECONDS = 2.0
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 RESTART_TOLERANCE_SECONDS = 3  # the server reports its uptime in whole seconds
@@ -41,7 +41,7 @@ _IDENTIFY = (
     f" CASE WHEN {_IS_MEMBER} THEN {_GLOBAL.format('STATUS', 'WSREP_CLUSTER_STATE_UUID')} END AS cluster,"
     f" NOT {_IS_MEMBER} OR {_GLOBAL.format('STATUS', 'WSREP_READY')} = 'ON' AS is_ready"
 )
-# A member may apply later what was committed on another one, which this process used before.
+# This member may not have applied yet what this process committed on the member that it used before.
 _CATCH_UP = ("SET SESSION wsrep_sync_wait = 1", "SELECT 1", "SET SESSION wsrep_sync_wait = DEFAULT")
 IS_SYNCED = f"SELECT {_GLOBAL.format('STATUS', 'WSREP_LOCAL_STATE')} = '4'"
 _SESSIONS = "SELECT ID, COMMAND, TIME_MS FROM information_schema.PROCESSLIST"
@@ -107,12 +107,15 @@ class MariaServer:
         raise refused
 
     @property
-    def is_away(self) -> bool:
-        """Whether the connections lead to a member of a Galera cluster that is not the first of the URL."""
+    def uses_fallback_host(self) -> bool:
+        """True if the connections lead to a member of a Galera cluster other than the first one of the URL."""
         return self._last_good > 0 and self.identity is not None and self.identity.started_at == CLUSTER_STARTED_AT
 
-    def follow(self, other: MariaServer) -> bool:
-        """Use the host of `other`, which tried all from the first, if it is an earlier one; return whether it is."""
+    def return_to_host_of(self, other: MariaServer) -> bool:
+        """Use the host that `other` found by trying all from the first one, if it comes earlier.
+
+        Returns whether it does.
+        """
         with self._lock:
             is_earlier = other._last_good < self._last_good and other.identity == self.identity
             if is_earlier:
@@ -142,7 +145,7 @@ class MariaServer:
             )
             changed = before is not None and not before.matches(self.identity)
         if changed:
-            log.warning("the database server is another one, or was restarted; dropped all connections to the former")
+            log.warning("the database server was replaced or restarted; dropped all connections to the former one")
             self.drop_connections()
             self._on_change()
         with self._lock:
@@ -160,10 +163,11 @@ class MariaServer:
                 with suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)
 
-    def find_lost(self, unanswered: Callable[[], Collection[Any]], probe: Any) -> str | None:
-        """Ask the server of the connection `probe` whether it works on others; return why not, or None.
+    def probe(self, unanswered: Callable[[], Collection[Any]], probe: Any) -> str | None:
+        """Ask the server on one connection whether it is still working on the unanswered ones.
 
-        `unanswered` returns the connections that wait for an answer.
+        Returns None if it is, otherwise the reason why they are lost. `unanswered` returns the connections that are
+        still waiting.
         """
         with probe.cursor() as cursor:
             cursor.execute(_SESSIONS)
@@ -184,14 +188,14 @@ class MariaServer:
 
 
 def _has_unread_answer(connection: Any) -> bool:
-    """Return whether an answer has arrived that its thread has not read: it had no CPU. Also if it was closed."""
+    """Return whether the connection was closed, or has a response that its thread has not read for lack of CPU time."""
     connected = getattr(connection, "_sock", None)
     if connected is None:
         return True
     with selectors.DefaultSelector() as selector:
         try:
             selector.register(connected, selectors.EVENT_READ)
-        except ValueError:  # closed in this moment
+        except ValueError:  # closed at this moment
             return True
         return bool(selector.select(0))
 

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from timebell.errors import StoreUnreachable
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread, no_finish
+from timebell.store.dialects.liveness import PROBE_TIMEOUT_SECONDS, LivenessMonitor
 from timebell.store.dialects.mariadb.async_driver import AsyncPool
 from timebell.store.dialects.mariadb.connections import engine_for, observe_statements
 from timebell.store.dialects.mariadb.dialect import MariaDialect
@@ -39,7 +40,6 @@ from timebell.store.dialects.mariadb.errors import (
 )
 from timebell.store.dialects.mariadb.server import IS_SYNCED, MariaServer
 from timebell.store.dialects.mariadb.transaction import MariaTransaction, with_rewriting
-from timebell.store.dialects.pulse import PROBE_TIMEOUT_SECONDS, Pulse
 from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
@@ -69,9 +69,9 @@ class MariaStore:
         self._pool_size, self._read_only = pool_size, read_only
         self.recent_writes = RecentWrites(time.monotonic)
         self._server = MariaServer(url, self._note_server_change)
-        self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
+        self._liveness: LivenessMonitor[Any] = LivenessMonitor(self._probe, self._server.drop_connections)
         self._engine = engine_for(self._server, pool_size=pool_size, read_only=read_only)
-        observe_statements(self._engine, self._pulse)
+        observe_statements(self._engine, self._liveness)
         self._next_return_at = 0.0
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,7 +86,7 @@ class MariaStore:
         await self.read_clock()
 
     async def close(self) -> None:
-        self._pulse.reset()
+        self._liveness.reset()
         self._engine.dispose()
         for pool in (self._handler_pool, self._request_pool):
             if pool is not None:
@@ -103,10 +103,10 @@ class MariaStore:
             self._threads = ThreadPoolExecutor(self._pool_size, thread_name_prefix="timebell-mariadb")
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._pulse.reset()
+            self._liveness.reset()
             self._loop = loop
-        self._pulse.watch(loop)
-        if self._server.is_away and time.monotonic() >= self._next_return_at:
+        self._liveness.watch(loop)
+        if self._server.uses_fallback_host and time.monotonic() >= self._next_return_at:
             self._next_return_at = time.monotonic() + RETURN_INTERVAL_SECONDS
             loop.run_in_executor(self._threads, self._return_to_first_host)
         for attempt in range(MAX_CONFLICT_ATTEMPTS):
@@ -128,13 +128,13 @@ class MariaStore:
         raise AssertionError
 
     def _return_to_first_host(self) -> None:
-        """Use the first member of a Galera cluster again that serves, as other processes do: one writer at a time."""
+        """Return to the first ready member of a Galera cluster: all processes have to write to the same one."""
         first = MariaServer(self.url)
         engine = engine_for(first, pool_size=1, statement_timeout=PROBE_TIMEOUT_SECONDS)
         with contextlib.suppress(Exception):  # of the driver, or of SQLAlchemy: it will be tried again
             with engine.connect() as connection:
                 is_synced = connection.exec_driver_sql(IS_SYNCED).scalar_one()
-            if is_synced and self._server.follow(first):
+            if is_synced and self._server.return_to_host_of(first):
                 self._dispose_engines()
         engine.dispose()
 
@@ -169,7 +169,7 @@ class MariaStore:
                 result = operation(tx, *args, **kwargs)
                 tx.steps.at("commit")
                 is_committing = True
-                with self._pulse.waiting(driver_connection):
+                with self._liveness.waiting(driver_connection):
                     connection.commit()
             except BaseException as error:
                 if isinstance(error, DBAPIError) and is_connection_lost(error):
@@ -177,11 +177,11 @@ class MariaStore:
                     if not is_committing and error_number(error) in CLOSED_BY_SERVER_ERRORS:
                         raise LostBeforeCommit(error) from error
                 else:
-                    with self._pulse.waiting(driver_connection):
+                    with self._liveness.waiting(driver_connection):
                         connection.rollback()
                 raise
             finally:
-                self._pulse.end(driver_connection)  # of a statement that failed
+                self._liveness.end(driver_connection)  # of a statement that failed
                 if self._engine.pool is not pool:  # a replaced pool would keep it open
                     connection.invalidate()
         tx.steps.at("done")
@@ -284,7 +284,7 @@ class MariaStore:
         engine = engine_for(self._server, pool_size=1, statement_timeout=PROBE_TIMEOUT_SECONDS)
         try:
             with contextlib.closing(engine.raw_connection()) as probe:
-                return self._server.find_lost(unanswered, probe.driver_connection)
+                return self._server.probe(unanswered, probe.driver_connection)
         except Exception as error:  # of the driver, or of SQLAlchemy
             number = error_number(error)
             return None if number in TOO_MANY_CONNECTIONS_ERRORS else str(error)

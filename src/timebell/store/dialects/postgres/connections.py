@@ -23,7 +23,7 @@ MIGRATION_TIMEOUT_SECONDS = 86_400.0  # the same in a migration, which may creat
 SESSION_SETTINGS = {
     "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
 }  # fmt: skip
-# Hot statements look up a few rows by an index. By default the server would plan every claim anew while there is a
+# Hot statements look up a few rows by an index. By default the server would plan every claim again while there is a
 # backlog, which takes three times as long as the claim. So each connection plans a statement once, and the planner is
 # restricted to index look-ups, because statistics may be missing at that time.
 HOT_SETTINGS = SESSION_SETTINGS | {
@@ -113,14 +113,14 @@ def create_thread_engine(
 
 
 def connect_alive(engine: Engine) -> Connection:
-    """Check out a connection that the server has not closed while it was idle, in a greenlet."""
+    """Check out a connection that the server has not closed while it was idle. Call it in a greenlet."""
     while True:
         if (connection := discard_closed(engine.connect())) is not None:
             return connection
 
 
 def discard_closed(connection: Connection) -> Connection | None:
-    """Return a connection, or None after closing it if the server has closed it, in a greenlet."""
+    """Return a connection; close it and return None if the server has closed it. Call it in a greenlet."""
     if not driver_of(connection).is_closed():
         return connection
     connection.invalidate()

@@ -31,7 +31,7 @@ class ConnectionPool:
         return self._idle.pop()
 
     def check_out(self) -> Connection:
-        """Return a connection that the server has not closed, in a greenlet. Raises PoolTimeout."""
+        """Return a connection that the server has not closed. Call it in a greenlet. Raises PoolTimeout."""
         while self._idle:
             if (connection := discard_closed(self._idle.pop())) is not None:
                 return connection
@@ -42,9 +42,9 @@ class ConnectionPool:
             self._waiting -= 1
 
     def put_back(self, connection: Connection) -> bool:
-        """Keep a connection for the next operation; False if it must be closed, in a greenlet.
+        """Keep a connection for the next operation; return False if the caller must close it, in a greenlet.
 
-        It must be closed if it was invalidated, if its pool was replaced meanwhile, or if an operation waits for it.
+        It must close it if it was invalidated, if its pool was replaced meanwhile, or if an operation waits for it.
         """
         if connection.invalidated or connection.closed or self._waiting or driver_of(connection).is_closed():
             return False
@@ -61,7 +61,7 @@ class ConnectionPool:
         return close_connections(idle, pool)
 
     def abandon(self) -> None:
-        """Forget the connections of an event loop that has ended, so that they cannot be closed gracefully."""
+        """Discard the connections of an event loop that has ended; they cannot be closed gracefully without it."""
         while self._idle:
             with suppress(Exception):
                 self._idle.pop().detach()

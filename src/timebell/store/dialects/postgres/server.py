@@ -24,7 +24,7 @@ from timebell.store.urls import parse_database_url, split_hosts
 log = logging.getLogger("timebell.store")
 
 CONNECT_TIMEOUT_SECONDS = 5.0
-NEXT_ATTEMPT_SECONDS = 1.0  # without an answer, after which another host, or the same again, is tried concurrently
+NEXT_ATTEMPT_SECONDS = 1.0  # without a response, after which another attempt starts concurrently
 MAX_CONCURRENT_ATTEMPTS = 3
 DEFAULT_PORT = 5432
 # The kernel ends a connection whose peer does not acknowledge data, or probes of an idle connection, within 10 s.
@@ -39,16 +39,16 @@ _PROBE_LOST = (
     asyncpg.InternalClientError,
 )  # fmt: skip
 
-# In the errors with which PgBouncer refuses clients while it has no connection to the server and waits to try again. It
-# lets earlier clients wait for as long as `query_wait_timeout`, 120 s by default.
+# Part of the errors with which PgBouncer refuses clients while it waits to reconnect to the server. Earlier clients
+# wait for `query_wait_timeout`, 120 s by default.
 _POOLER_WITHOUT_SERVER = "(server_login_retry)"
 
 _IDENTIFY = (
     "SELECT (SELECT system_identifier FROM pg_control_system()) AS system, pg_postmaster_start_time() AS started_at,"
     " CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS timeline"
 )
-# A session is lost if it has ended, or waits for its client, which waits for it: a message did not arrive. COPY is
-# excluded, because a server that receives data waits for its client most of the time.
+# A session is lost if it has ended, or if it and its client wait for each other because a message did not arrive. COPY
+# is excluded, because a server that receives data waits for its client most of the time.
 _SESSIONS = (
     "SELECT pid, state LIKE 'idle%' OR state = 'active' AND wait_event_type = 'Client' AND query NOT LIKE 'COPY %'"
     " AS is_waiting, extract(epoch FROM clock_timestamp() - state_change)::float8 AS seconds FROM pg_stat_activity"
@@ -122,7 +122,7 @@ class PostgresServer:
         return connection
 
     def add_thread_connection(self, connection: Any) -> None:
-        """Note a connection of psycopg, to drop it like the others."""
+        """Register a connection of psycopg, so that it is dropped with the others."""
         self._thread_connections.add(connection)
 
     def drop_connections(self) -> None:
@@ -138,15 +138,16 @@ class PostgresServer:
     async def probe(
         self, unanswered: Callable[[], Collection[asyncpg.Connection[Any]]], **options: Any
     ) -> str | None:  # fmt: skip
-        """Ask the server on a new connection whether it works on others; return why not, or None.
+        """Ask the server on a new connection whether it is still working on the unanswered ones.
 
-        `unanswered` returns the connections that wait for an answer.
+        Returns None if it is, otherwise the reason why they are lost. `unanswered` returns the connections that are
+        still waiting.
         """
         try:
             probe = await self.connect(**options)
         except asyncpg.CannotConnectNowError as error:
             return str(error)
-        except asyncpg.PostgresError as error:  # such as too many connections: it lives
+        except asyncpg.PostgresError as error:  # such as too many connections: the server responds
             return str(error) if _POOLER_WITHOUT_SERVER in str(error) else None
         try:
             sessions = {row["pid"]: row for row in await probe.fetch(_SESSIONS, _server_pids(unanswered()))}
@@ -164,7 +165,7 @@ class PostgresServer:
     async def _check_identity(self, connection: asyncpg.Connection[Any], timeout: float) -> None:
         """Drop the older connections if they lead to another server than this one.
 
-        `timeout` (seconds) is that of connecting, because nothing else notices when the server goes silent now.
+        `timeout` (seconds) limits the query, because nothing else notices if the server goes silent now.
         """
         try:
             row = await connection.fetchrow(_IDENTIFY, timeout=timeout)
@@ -173,7 +174,7 @@ class PostgresServer:
         assert row is not None
         before, self.identity = self.identity, ServerIdentity(row["system"], row["started_at"], row["timeline"])
         if before is not None and before != self.identity:
-            log.warning("the database server is another one, or was restarted; dropped all connections to the former")
+            log.warning("the database server was replaced or restarted; dropped all connections to the former one")
             self.drop_connections()
             self._on_change()
 
@@ -207,7 +208,7 @@ class PostgresServer:
             for attempt in attempts:
                 attempt.cancel()
                 attempt.add_done_callback(_terminate)
-        # An answer of a server says more than a missing one.
+        # Prefer the error of a server that responded.
         raise max(errors, key=_rank, default=TimeoutError("no connection within the timeout"))
 
     def _abandon(self, attempt: asyncio.Task[Any]) -> None:

@@ -26,8 +26,8 @@ CLIENT_WRITE_TIMEOUT = timedelta(seconds=10)
 """Maximum wait for the client to read the result. Longer, because large results take time."""
 
 # Only Timebell's own sessions with a transaction id, that is, with row locks: others may be slow without harm. COPY is
-# excluded, because a stalled one looks like a long one. The age is measured by the server's clock: abs() because it may
-# have been set back; setting it by more than the timeout counts as a stall.
+# excluded, because a stalled one looks like a long one. The age is measured by the server's clock. abs(), because that
+# may have been set back: a step by more than the timeout counts as a stall.
 _TERMINATE = text(
     "SELECT pid, pg_terminate_backend(pid) AS ended FROM pg_stat_activity WHERE datname = current_database()"
     " AND usename = current_user AND application_name = current_setting('application_name') AND state = 'active'"

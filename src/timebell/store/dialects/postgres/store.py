@@ -24,6 +24,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from timebell.errors import StoreError, StoreUnreachable
 from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
 from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread
+from timebell.store.dialects.liveness import LivenessMonitor
 from timebell.store.dialects.postgres import pooler
 from timebell.store.dialects.postgres.connections import (
     HOT_SETTINGS,
@@ -45,7 +46,6 @@ from timebell.store.dialects.postgres.own_schema import in_schema
 from timebell.store.dialects.postgres.pool import ConnectionPool
 from timebell.store.dialects.postgres.server import PostgresServer
 from timebell.store.dialects.postgres.transaction import PostgresTransaction
-from timebell.store.dialects.pulse import Pulse
 from timebell.store.recent_writes import RecentWrites, Written
 from timebell.store.sql import SQL
 from timebell.store.subscribers import Subscribers
@@ -77,7 +77,7 @@ class PostgresStore:
         self.dialect = PostgresDialect(server_clock=server_clock)
         self._channel = self._server.channel_name("timebell")
         self.recent_writes = RecentWrites(time.monotonic)
-        self._pulse: Pulse[Any] = Pulse(self._probe, lambda _: self._server.drop_connections())
+        self._liveness: LivenessMonitor[Any] = LivenessMonitor(self._probe, self._server.drop_connections)
         self._pool = ConnectionPool(engine_for(self._server, pool_size=pool_size, read_only=read_only))
         self._hot_pool = ConnectionPool(
             engine_for(self._server, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS)
@@ -99,7 +99,7 @@ class PostgresStore:
     async def close(self) -> None:
         if self._notify_task is not None:
             await asyncio.wait([self._notify_task])
-        self._pulse.reset()
+        self._liveness.reset()
         await self._send_notifications()  # if the task was cancelled, for example by the end of `app.sync`
         if self._listener is not None:
             with contextlib.suppress(*CONNECTION_ERRORS):
@@ -128,8 +128,8 @@ class PostgresStore:
         transaction of `begin` it is sent separately.
         """
         if isinstance(connection, ExplicitTransaction):
-            self._pulse.watch(asyncio.get_running_loop())
-            with self._pulse.waiting(connection.driver):
+            self._liveness.watch(asyncio.get_running_loop())
+            with self._liveness.waiting(connection.driver):
                 return await connection.join(operation, args, kwargs)  # type: ignore[no-any-return]
         located: Callable[..., R] = in_schema(self._server.schema, operation)
         result, subjects = await join_caller_connection(connection, self.dialect, located, args, kwargs)
@@ -188,7 +188,7 @@ class PostgresStore:
             if connection is None:
                 connection = await greenlet_spawn(pool.check_out)
             try:
-                self._pulse.watch(loop)
+                self._liveness.watch(loop)
                 async with ExplicitTransaction(connection, self.dialect, self._publish) as transaction:
                     yield transaction
             finally:
@@ -224,7 +224,7 @@ class PostgresStore:
     async def listen(self) -> bool:
         """Subscribe to notifications, or reconnect; return False behind a pooler or if the connection fails.
 
-        Behind a pooler, where the server may be replaced while the connections to the pooler last, compare the server.
+        Behind a pooler, only check whether the server was replaced: the connections to the pooler would not show it.
         """
         if pooler.is_pooled(self.url):
             with contextlib.suppress(*CONNECTION_ERRORS, asyncpg.PostgresError):
@@ -278,7 +278,13 @@ class PostgresStore:
 
     def _autocommit(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        result = operation(tx, *args, **kwargs)
+        driver = tx.driver
+        try:
+            result = operation(tx, *args, **kwargs)
+        except AttributeError as error:
+            if driver.is_closed():  # asyncpg does not check this between preparing and executing a statement
+                raise asyncpg.InterfaceError("the connection was dropped in the middle of a statement") from error
+            raise
         tx.steps.at("done")
         self._publish(tx.subjects, tx.written)
         return result
@@ -348,7 +354,7 @@ class PostgresStore:
                 "This app is in use on another event loop, to which its connections are bound.",
                 code="OTHER_EVENT_LOOP", fix="From other threads use app.sync, or create another Timebell.",
             )  # fmt: skip
-        self._pulse.reset()
+        self._liveness.reset()
         if self._loop is not None:  # its loop has ended, so the connections cannot be closed gracefully
             for pool in (self._pool, self._hot_pool, self._handler_pool, self._request_pool):
                 if pool is not None:
@@ -372,8 +378,8 @@ class PostgresStore:
         """
         connection = pool.check_out()
         try:
-            self._pulse.watch(loop)
-            with self._pulse.waiting(driver_of(connection)):
+            self._liveness.watch(loop)
+            with self._liveness.waiting(driver_of(connection)):
                 return runner(connection, *args)
         except (*CONNECTION_ERRORS, LostBeforeCommit, asyncpg.PostgresError, asyncio.CancelledError):
             # Its state is unknown, so it must not return to the pool.

@@ -4,7 +4,7 @@ Fence: the attempt number and the state must match. Otherwise the attempt has en
 left alone. SQLite has one writer at a time, so no row is locked, and `skip_locked` has no effect.
 
 CROSS JOIN makes SQLite read the batch first and look up its rows by id. MATERIALIZED: otherwise it would generate the
-text of each row of the batch anew for every value that is read from it.
+text of each row of the batch again for every value that is read from it.
 """
 
 from __future__ import annotations

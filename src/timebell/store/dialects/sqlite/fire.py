@@ -28,7 +28,7 @@ ORDER BY next_fire_at LIMIT 1
 
 # By timebell_jobs_occurrence, which begins with the schedule.
 COUNT_LIVE_JOBS = SQL("""
-SELECT j.schedule_id, count(*) AS live, sum(CASE WHEN j.serial THEN 0 ELSE 1 END) AS beside
+SELECT j.schedule_id, count(*) AS live, sum(CASE WHEN j.serial THEN 0 ELSE 1 END) AS non_serial
 FROM json_each(:schedules) AS d CROSS JOIN timebell_jobs j ON j.schedule_id = d.value
 WHERE j.hold IS NULL OR j.hold <> 'backlog'
 GROUP BY j.schedule_id

@@ -1,6 +1,6 @@
 """Insert jobs and skipped occurrences.
 
-MATERIALIZED: otherwise SQLite would generate the text of each row anew for every value that is read from it.
+MATERIALIZED: otherwise SQLite would generate the text of each row again for every value that is read from it.
 SQLite needs `WHERE true` to distinguish ON CONFLICT from a join condition.
 """
 
