@@ -14,7 +14,8 @@ from pathlib import Path
 
 from timebell import Arrived, Every, Retry, Timebell
 
-FOLDER = Path(__file__).parents[1] / "tests" / "release" / "databases"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests" / "release" / "databases"
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
@@ -45,10 +46,10 @@ async def fill(url: str) -> None:
 
 
 def dump(file: Path) -> str:
-    """Return a SQLite database as SQL."""
+    """Return a SQLite database as SQL, without the path of the source tree, which tracebacks contain."""
     connection = sqlite3.connect(file)
     try:
-        return "\n".join(connection.iterdump()) + "\n"
+        return "\n".join(connection.iterdump()).replace(f"{ROOT}/", "") + "\n"
     finally:
         connection.close()
 

@@ -61,3 +61,6 @@ def test_a_stored_database_does_not_name_the_machine(tmp_path: Path) -> None:
     asyncio.run(release_database.fill(f"sqlite:///{tmp_path / 'release.db'}"))
     with sqlite3.connect(tmp_path / "release.db") as connection:
         assert connection.execute("SELECT DISTINCT node FROM timebell_leaderships").fetchall() == [("release",)]
+    text = release_database.dump(tmp_path / "release.db")
+    assert str(release_database.ROOT) not in text
+    assert "scripts/release_database.py" in text  # in a traceback
