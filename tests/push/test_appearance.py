@@ -79,7 +79,7 @@ def test_platform_fields_override_the_common_ones() -> None:
         ({"android": {"notificaton": {}}}, "Did you mean notification"),
         ({"android": {"notification": {"chanel_id": "x"}}}, "Did you mean channel_id"),
         ({"apns": {"payload": "x"}}, "aps"),
-        ({"apns": {"headers": {"apns-priority": 5}}}, "only texts"),
+        ({"apns": {"headers": {"apns-priority": 5}}}, "only strings"),
         ({"webpush": []}, "an object"),
         ({"android": {"fcm_options": {"link": "x"}}}, "analytics_label"),
         ({"apns": {"payload": {"x": "y" * 4096}}}, "Send an id"),
