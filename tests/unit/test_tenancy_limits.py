@@ -43,3 +43,15 @@ def test_a_reached_limit_says_when_to_retry() -> None:
     reached = LimitReached("Too many requests.", retry_after=0.5, fix="Wait.", limit={"requests_per_second": 5})
     assert (reached.code, str(reached)) == ("LIMIT_REACHED", "Too many requests. Wait.")
     assert (reached.retry_after, reached.limit) == (0.5, {"requests_per_second": 5})
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(), False), (Limits(schedules=1), True), (Limits(pending_jobs=1), True),
+        (Limits(payload_bytes_per_day=1), True), (Limits(schedules=1, pending_jobs=1, payload_bytes_per_day=1), True),
+        (Limits(jobs_at_once=1, starts_per_minute=1, jobs_per_month=1), False),
+    ],
+)  # fmt: skip
+def test_usage_limits_are_those_of_schedules_pending_jobs_and_payloads(limits: Limits, expected: bool) -> None:
+    assert limits.has_usage_limits == expected

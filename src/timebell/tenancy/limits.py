@@ -46,7 +46,8 @@ class Limits:
     @property
     def has_usage_limits(self) -> bool:
         """True if limits are compared with the usage of the tenant after each change."""
-        return not (self.schedules is self.pending_jobs is self.payload_bytes_per_day is None)
+        limits = (self.schedules, self.pending_jobs, self.payload_bytes_per_day)
+        return any(limit is not None for limit in limits)
 
     def to_json(self) -> dict[str, int]:
         """Return the limits that are set."""
