@@ -231,10 +231,18 @@ async def test_a_connection_that_is_dropped_after_a_statement_was_prepared_is_un
         connection.terminate()
         return prepared
 
+    async def notify_in_transaction(store: Store) -> None:
+        async with store.begin() as connection:
+            await store.join(connection, notify)
+
     async with _opened(store_url) as store:
         await store.run_autocommit(notify)
+        await notify_in_transaction(store)
         monkeypatch.setattr(asyncpg.Connection, "_get_statement", prepare_and_drop)
         with pytest.raises(StoreUnreachable, match="dropped in the middle of a statement"):
             await store.run_autocommit(notify)
+        with pytest.raises(StoreUnreachable, match="dropped in the middle of a statement"):
+            await notify_in_transaction(store)
         monkeypatch.undo()
         await store.run_autocommit(notify)
+        await notify_in_transaction(store)

@@ -65,6 +65,21 @@ class ServerIdentity(NamedTuple):
     timeline: str | None
 
 
+class StatementConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
+    """A connection that raises InterfaceError if it was dropped while a statement was prepared.
+
+    asyncpg does not check this before it executes the statement, and would raise AttributeError.
+    """
+
+    __slots__ = ()
+
+    async def _get_statement(self, *args: Any, **options: Any) -> Any:
+        statement = await super()._get_statement(*args, **options)
+        if self.is_closed():
+            raise asyncpg.InterfaceError("the connection was dropped in the middle of a statement")
+        return statement
+
+
 class PostgresServer:
     """The hosts of a database URL, and all open connections to them."""
 
@@ -188,7 +203,10 @@ class PostgresServer:
             while loop.time() < deadline:
                 if untried or len(attempts) < MAX_CONCURRENT_ATTEMPTS:
                     index = untried.pop(0) if untried else order[len(attempts) % len(order)]
-                    attempt = asyncpg.connect(self._dsns[index], target_session_attrs=self.attributes, **options)
+                    attempt = asyncpg.connect(
+                        self._dsns[index], target_session_attrs=self.attributes,
+                        connection_class=StatementConnection, **options,
+                    )  # fmt: skip
                     attempts[asyncio.ensure_future(attempt)] = index
                 done, _ = await asyncio.wait(
                     attempts, timeout=min(NEXT_ATTEMPT_SECONDS, max(0.0, deadline - loop.time())),

@@ -278,13 +278,7 @@ class PostgresStore:
 
     def _autocommit(self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any) -> R:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        driver = tx.driver
-        try:
-            result = operation(tx, *args, **kwargs)
-        except AttributeError as error:
-            if driver.is_closed():  # asyncpg does not check this between preparing and executing a statement
-                raise asyncpg.InterfaceError("the connection was dropped in the middle of a statement") from error
-            raise
+        result = operation(tx, *args, **kwargs)
         tx.steps.at("done")
         self._publish(tx.subjects, tx.written)
         return result
