@@ -11,7 +11,7 @@ from timebell.errors import Conflict
 from timebell.features import FEATURES
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Hold, Job
-from timebell.store.jobs import dead_letters, erasure, repository, serial
+from timebell.store.jobs import complete, dead_letters, erasure, repository, serial
 from timebell.store.schema import finished, requests, revisions
 from timebell.store.schema import jobs as live_jobs
 
@@ -21,6 +21,7 @@ from .helpers import (
     Overlap,
     Store,
     after,
+    again,
     claim,
     create,
     end,
@@ -67,6 +68,15 @@ async def test_a_rescheduled_job_is_a_new_job_linked_to_the_old_one(store: Store
     cancelled = await store.run(repository.cancel, None, old.id, LATER)
     assert cancelled is not None
     assert cancelled.outcome is CancelOutcome.PREVENTED
+
+
+@stored
+async def test_a_retrying_job_that_is_rescheduled_keeps_its_time_until_expiry(store: Store) -> None:
+    attempt = await started(store, expires_at=after(minutes=30))
+    await store.run_autocommit(complete.schedule_retries, [again(attempt, after(minutes=20))])
+    id_ = await _move(store, attempt.id)
+    assert id_ is not None
+    assert (await get(store, id_)).expires_at == after(hours=5, minutes=30)
 
 
 @stored

@@ -322,7 +322,8 @@ def reschedule(
     copied = {name: getattr(row, name) for name in _RESCHEDULED_FIELDS}
     copied |= {"group": row.group_name, "expires_at": None}
     if row.expires_at is not None:
-        copied["expires_at"] = run_at + (row.expires_at - row.run_at)
+        due_at = row.scheduled_at if row.schedule_id is None else row.run_at  # a retry changes only run_at
+        copied["expires_at"] = run_at + (row.expires_at - due_at)
     job = NewJob(
         **(copied | changed), id=new_id, created_at=now, replaces=row.id,
         scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
