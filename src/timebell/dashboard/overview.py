@@ -23,7 +23,7 @@ from timebell.store.types import EPOCH
 
 TILES_INTERVAL = timedelta(seconds=1)
 KEEP_ALIVE_INTERVAL = timedelta(seconds=15)
-SESSION_CHECK_INTERVAL = timedelta(seconds=10)
+SESSION_CHECK_INTERVAL = timedelta(seconds=4)  # a revocation must take effect within 5 s
 HISTORY_PRESETS, DEFAULT_HISTORY = ("1h", "24h", "48h", "7d", "30d"), "48h"
 MAX_HISTORY = timedelta(days=31)
 SPAN_LENGTHS = [timedelta(minutes=minutes) for minutes in (1, 5, 15, 30, 60, 180, 360, 720, 1440)]
