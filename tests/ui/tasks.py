@@ -143,7 +143,7 @@ def find_a_job_by_its_correlation_id(user: User) -> None:
 
 def cancel_a_job(user: User) -> None:
     user.open("Jobs")
-    user.click(user.link("Scheduled"))
+    user.click(user.link("Pending"))
     user.click(user.link("mail.later"))
     user.click(user.button("Cancel"))
     user.sees("Cancelled", "h1")

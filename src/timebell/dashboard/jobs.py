@@ -30,7 +30,7 @@ from timebell.tenancy.roles import Role, require
 
 # Tabs of the list: label -> filter expression.
 TABS = {
-    "All": "", "Scheduled": "status:pending", "Retrying": "status:retrying", "Held": "status:held",
+    "All": "", "Pending": "status:pending", "Retrying": "status:retrying", "Held": "status:held",
     "Running": "status:running", "Failed": "status:failed", "Completed": "status:completed",
     "Skipped": "status:skipped", "Cancelled": "status:cancelled",
 }  # fmt: skip

@@ -37,7 +37,7 @@ STATIC_DIR = PACKAGE_DIR / "static"
 INDENTATION = re.compile(r"^ +", re.MULTILINE)
 # State of a job, or reason of a skip -> (CSS class and icon, label).
 STATE_LABELS = {
-    "pending": ("wait", "Scheduled"), "running": ("run", "Running"), "dispatched": ("run", "Dispatched"),
+    "pending": ("wait", "Pending"), "running": ("run", "Running"), "dispatched": ("run", "Dispatched"),
     "completed": ("ok", "Completed"), "failed": ("bad", "Failed"), "cancelled": ("skip", "Cancelled"),
     "skipped": ("skip", "Skipped"), "missed": ("missed", "Missed"), "retry": ("retry", "Retrying"),
     "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("paused", "Paused"),
