@@ -18,7 +18,7 @@ from timebell import Timebell
 from timebell.errors import InvalidInput
 from timebell.features.campaigns.engine import external_audience
 from timebell.features.campaigns.engine.external_audience import AudienceReader
-from timebell.features.campaigns.store import audiences
+from timebell.features.campaigns.store import audiences, campaign_jobs
 from timebell_fcm_emulator import FakeFcm
 
 QUERY = "SELECT id, fcm AS token, 'x:y' AS tag, age, consent AS marketing_on FROM people WHERE age > 9"
@@ -106,6 +106,33 @@ def test_a_campaign_reads_its_audience_when_it_starts(
             assert (read.without_token, found.excluded["noToken"]) == (1, 1)
         assert "phone-of-another-user" not in fcm.received()
         assert await app.devices.count({"audience": "crm", "marketingOnOff": True}) == 10
+
+    run(body)
+
+
+def test_a_campaign_whose_audience_cannot_be_read_pauses_until_it_is_resumed(
+    run: Callable[..., None], fcm: FakeFcm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    for name, value in (("attempts", 2), ("delay", 0.01)):
+        monkeypatch.setitem(campaign_jobs.CHUNK_RETRY, name, value)
+
+    async def body(app: Timebell, service: Any) -> None:
+        with database("sqlite", tmp_path, request) as (url, execute):
+            await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
+            await asyncio.to_thread(execute, "ALTER TABLE people RENAME TO moved")
+            sent = await app.campaigns.create({"title": "Hello", "filters": {"audience": "crm"}})
+            while (found := await app.campaigns.get(sent.id)).state != "paused":
+                await asyncio.sleep(0.02)
+            assert (found.reason or "").startswith("blocked: AUDIENCE_UNREADABLE: The audience cannot be read: ")
+            assert fcm.received() == {}
+            await asyncio.to_thread(execute, "ALTER TABLE moved RENAME TO people")
+            await app.campaigns.resume(sent.id)
+            while (found := await app.campaigns.get(sent.id)).state != "completed":
+                await asyncio.sleep(0.02)
+            assert found.accepted == 21
+            # Resuming it did not approve it, because no size check had paused it.
+            assert found.approved_by is None
 
     run(body)
 

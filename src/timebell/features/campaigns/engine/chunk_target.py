@@ -69,13 +69,14 @@ class CampaignTarget:
             return await self._count_recipients(delivery.payload["campaignId"])
         campaign_id, number = delivery.payload["campaignId"], delivery.payload["chunk"]
         if number == 1 and (failed := await self._refresh_before_start(delivery)) is not None:
-            return failed
+            if delivery.attempt < campaign_jobs.CHUNK_RETRY["attempts"]:
+                return failed
+            await self._block(delivery, f"{failed.code}: {failed.error}")
+            return Outcome.ok({"campaignId": campaign_id, "sent": 0, "why": failed.error})
         async with self._slots:  # waits here, and not while a chunk is open
             provider.divide_quota(await self._count_nodes())
             if (blocked := await provider.ready()) is not None:
-                reason = f"{blocked.code}: {blocked.error}"
-                await self._store.run(chunks.block_campaign, campaign_id, delivery.job_id, reason, self._now())
-                log.warning("campaign %s is paused: %s", campaign_id, reason, extra={"event": "campaign.blocked"})
+                await self._block(delivery, f"{blocked.code}: {blocked.error}")
             opened = await self._store.run(
                 chunks.open_chunk, campaign_id, number, delivery.job_id, delivery.attempt, self._now()
             )
@@ -85,6 +86,12 @@ class CampaignTarget:
                 )
                 return Outcome.ok({"campaignId": campaign_id, "sent": 0, "why": opened.reason})
             return await ChunkSender(self._store, provider, self._now, self.messages).send(delivery, opened)
+
+    async def _block(self, delivery: Delivery, reason: str) -> None:
+        """Pause the campaign of a delivery, until a user has corrected the cause and resumes it."""
+        campaign_id = delivery.payload["campaignId"]
+        await self._store.run(chunks.block_campaign, campaign_id, delivery.job_id, reason, self._now())
+        log.warning("campaign %s is paused: %s", campaign_id, reason, extra={"event": "campaign.blocked"})
 
     async def _count_nodes(self) -> int:
         """Return the number of nodes that send campaigns, at most NODE_COUNT_TTL old."""

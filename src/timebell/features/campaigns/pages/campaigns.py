@@ -26,6 +26,8 @@ STATE_LABELS = {
 # Prefixes of the pause reason of a campaign that waits for approval.
 APPROVAL_REASONS = ("approval", "ceiling", "change", "canary")
 ERROR_EXPLANATIONS = {
+    "AUDIENCE_UNREADABLE": "The database of the audience cannot be read, or refuses its query. When this is "
+    "corrected, resume the campaign.",
     "FCM_TOKEN_UNAVAILABLE": "Google refuses the FCM credentials of the server. When an admin has corrected them, "
     "resume the campaign, or send to those not reached.",
     "PERMISSION_DENIED": "The FCM credentials of the server may not send messages in this Firebase project.",

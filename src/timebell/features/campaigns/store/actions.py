@@ -18,8 +18,8 @@ from timebell.features.campaigns.store.campaign_jobs import (
 )
 from timebell.features.campaigns.store.campaigns import (
     CANARY,
-    EDITED,
     REFUSED,
+    SIZE_CHECKS,
     UNKNOWN,
     UNSENT,
     find_campaign,
@@ -64,7 +64,7 @@ def resume_campaign(
     campaign = find_campaign(tx, tenant_id, id_, lock=True)
     if campaign is None:
         return None
-    needs_approval = campaign.started_at is None and campaign.reason is not None and campaign.reason != EDITED
+    needs_approval = campaign.started_at is None and (campaign.reason or "").partition(":")[0] in SIZE_CHECKS
     if next_state(campaign.state, CampaignAction.RESUME) is campaign.state:
         if campaign.open_chunks or (campaign.job_id is not None and _is_live_job(tx, campaign.job_id)):
             return campaign

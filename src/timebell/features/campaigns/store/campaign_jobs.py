@@ -21,7 +21,7 @@ QUEUE = "campaigns"
 CHUNK_TIMEOUT_SECONDS = 600.0
 AUDIENCE_READ_TIMEOUT_SECONDS = 3600.0
 """Long enough to read an audience of millions."""
-CHUNK_RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
+CHUNK_RETRY: dict[str, Any] = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
 """Retries after the death of a node. Messages that the provider rejects temporarily are counted per chunk instead."""
 
 

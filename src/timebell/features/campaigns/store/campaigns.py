@@ -20,6 +20,7 @@ from timebell.store.transaction import Transaction
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
 # The beginnings of the reasons why Timebell itself pauses a campaign.
 CANARY, APPROVAL, CEILING, CHANGE, ERRORS, BLOCKED = "canary", "approval", "ceiling", "change", "errors", "blocked"
+SIZE_CHECKS = (APPROVAL, CEILING, CHANGE)
 EDITED = "edited"
 """The reason of a campaign that a size check paused and that was edited since: the check is repeated."""
 
@@ -129,4 +130,7 @@ def campaign_from_row(row: Row[Any]) -> Campaign:
 
 def no_such_campaign(id_: object) -> NotFound:
     """Return the error for an unknown campaign id."""
-    return NotFound(f"There is no campaign {id_!s:.60}.", code="CAMPAIGN_NOT_FOUND")
+    return NotFound(
+        f"There is no campaign {id_!s:.60}.", code="CAMPAIGN_NOT_FOUND",
+        fix="Check the spelling, and the tenant.",
+    )  # fmt: skip

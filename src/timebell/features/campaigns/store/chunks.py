@@ -93,7 +93,7 @@ def open_chunk(
 
 
 def block_campaign(tx: Transaction, campaign_id: str, job_id: str, reason: str, now: datetime) -> None:
-    """Pause a campaign before its next chunk, because the provider refuses all messages of the account."""
+    """Pause a campaign before its next chunk, because no message can be sent now."""
     campaign = rows.find_campaign(tx, None, campaign_id, lock=True)
     if campaign is None or campaign.job_id != job_id:
         return
