@@ -193,7 +193,10 @@ def normalize_target(
         raise InvalidInput("The handler target is the default: omit target.", code="UNKNOWN_TARGET_KIND")
     validate_kind(kind, (*target_kinds(features), *custom_targets))
     if "signingSecrets" in options and kind not in custom_targets:
-        raise InvalidInput("Only named targets have their own signing secrets.", code="INVALID_TARGET_OPTIONS")
+        raise InvalidInput(
+            "Only named targets have their own signing secrets.", code="INVALID_TARGET_OPTIONS",
+            fix="Create a target with these options, and use its name.",
+        )  # fmt: skip
     if kind == "http" and (named_only := [name for name in NAMED_HTTP_OPTIONS if name in options]):
         raise InvalidInput(
             f"Only named targets have {named_only[0]}.", code="INVALID_TARGET_OPTIONS",

@@ -510,4 +510,7 @@ async def _read_body(request: Request, capacity: Capacity, caller: Caller) -> No
 
 def not_found(kind: str, identifier: object) -> NotFound:
     """Build the NotFound error of a missing object; an object of another tenant gives the same error."""
-    return NotFound(f"There is no {kind} {identifier!s:.60}.", code=f"{kind.upper().replace(' ', '_')}_NOT_FOUND")
+    return NotFound(
+        f"There is no {kind} {identifier!s:.60}.", code=f"{kind.upper().replace(' ', '_')}_NOT_FOUND",
+        fix="Check the spelling, and the tenant of your key.",
+    )  # fmt: skip

@@ -320,10 +320,16 @@ async def put_schedule(
 ) -> Response:  # fmt: skip
     """Create or replace the schedule with this name. Omitted fields get their defaults."""
     if body.name not in (None, name):
-        raise InvalidInput("The name in the body differs from the name in the path.", code="NAME_MISMATCH")
+        raise InvalidInput(
+            "The name in the body differs from the name in the path.", code="NAME_MISMATCH",
+            fix="Omit the name in the body.",
+        )  # fmt: skip
     existing: Schedule | None = await ctx.run(queries.find_schedule, ctx.tenant_id, name=name)
     if existing is not None and if_none_match == "*":
-        raise Conflict(f"The schedule {name!r} already exists.", code="SCHEDULE_EXISTS", existing=existing.id)
+        raise Conflict(
+            f"The schedule {name!r} already exists.", code="SCHEDULE_EXISTS", existing=existing.id,
+            fix="Use another name, or omit If-None-Match to replace it.",
+        )  # fmt: skip
     if existing is not None:
         await lock_if_match(ctx, existing.id, if_match)
     else:

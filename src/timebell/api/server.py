@@ -63,7 +63,10 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except socket.gaierror as error:
-        raise InvalidInput(f"{host!r} is not an address of this machine.", code="INVALID_HOST") from error
+        raise InvalidInput(
+            f"{host!r} is not an address of this machine.", code="INVALID_HOST",
+            fix="Use 127.0.0.1, 0.0.0.0 or another address of this machine.",
+        ) from error  # fmt: skip
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Conflict(
@@ -74,7 +77,10 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         if error.errno == errno.EACCES:
             raise Refused(f"This user may not use port {port}.", code="PORT_REFUSED",
                           fix="Choose a port above 1023.") from error  # fmt: skip
-        raise InvalidInput(f"Cannot listen on {host}: {error.strerror}.", code="INVALID_HOST") from error
+        raise InvalidInput(
+            f"Cannot listen on {host}: {error.strerror}.", code="INVALID_HOST",
+            fix="Use 127.0.0.1, 0.0.0.0 or another address of this machine.",
+        ) from error  # fmt: skip
 
 
 class HttpApp:

@@ -133,7 +133,10 @@ async def create_tenant(body: TenantIn, ctx: Context) -> Response:
     """Create a tenant explicitly. Otherwise it is created on first use."""
     ctx.subject = body.id
     if await ctx.run(rows.find_tenant, body.id) is not None:
-        raise Conflict(f"The tenant {body.id} already exists.", code="TENANT_EXISTS", existing=body.id)
+        raise Conflict(
+            f"The tenant {body.id} already exists.", code="TENANT_EXISTS", existing=body.id,
+            fix=f"Change it with PATCH /tenants/{body.id}.",
+        )  # fmt: skip
     created = await _write_tenant(ctx, body.id, body)
     return _tenant_response(created, 201, {"Location": f"/api/v1/tenants/{created.id}"})
 

@@ -127,7 +127,10 @@ class Schedules:
             )
         calendar_name, version = parse_calendar_name(name)
         if version is not None:
-            raise InvalidInput("A new version cannot specify its number.", code="INVALID_CALENDAR")
+            raise InvalidInput(
+                "A new version cannot specify its number.", code="INVALID_CALENDAR",
+                fix="Omit @ and the number in its name.",
+            )  # fmt: skip
         await self._ensure_open()
         call: tuple[Any, ...] = (
             calendars.save_calendar,

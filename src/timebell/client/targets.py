@@ -234,7 +234,10 @@ def _check_signing_secret(kind: str, secret: str | None) -> str | None:
     if secret is None:
         return None
     if kind not in SIGNING_KINDS:
-        raise InvalidInput(f"A target of kind {kind} has no signing secret.", code="TARGET_UNSIGNED")
+        raise InvalidInput(
+            f"A target of kind {kind} has no signing secret.", code="TARGET_UNSIGNED",
+            fix="Only HTTP targets sign their requests.",
+        )  # fmt: skip
     from timebell.targets.webhook_signatures import signing_keys
 
     if not isinstance(secret, str) or not signing_keys([secret]):

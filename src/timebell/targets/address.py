@@ -186,7 +186,10 @@ class AddressGuard:
                 return hosts
         except (OSError, ValueError):  # includes UnicodeError, for names that DNS cannot represent
             pass
-        raise Refused(f"{endpoint.host} has no address that may be used.", code="ADDRESS_REFUSED")
+        raise Refused(
+            f"{endpoint.host} has no address that may be used.", code="ADDRESS_REFUSED",
+            fix="Check the name. To allow a private network, add it to TIMEBELL_WEBHOOK_ALLOW.",
+        )  # fmt: skip
 
     def allows(self, address: Address) -> bool:
         """True if connections to this address are allowed."""

@@ -30,7 +30,10 @@ def require_query_sources(tx: Transaction, names: Collection[tuple[str, str]]) -
 
 def no_such_source(name: str) -> NotFound:
     """Return the error for an unknown source name."""
-    return NotFound(f"There is no source {name!r:.80}.", code="SOURCE_NOT_FOUND")
+    return NotFound(
+        f"There is no source {name!r:.80}.", code="SOURCE_NOT_FOUND",
+        fix="Check the spelling, and the tenant.",
+    )  # fmt: skip
 
 
 def source_not_queryable(name: str) -> InvalidInput:

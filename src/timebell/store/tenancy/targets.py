@@ -149,7 +149,10 @@ def rotate_signing_secret(
         return None
     existing = orjson.loads(row.signing)
     if not existing:
-        raise InvalidInput(f"A target of kind {row.kind} has no signing secret.", code="TARGET_UNSIGNED")
+        raise InvalidInput(
+            f"A target of kind {row.kind} has no signing secret.", code="TARGET_UNSIGNED",
+            fix="Only HTTP targets sign their requests.",
+        )  # fmt: skip
     until = to_micros(now + overlap)
     expiring = [{**one, "until": until if one["until"] is None else min(one["until"], until)} for one in existing]
     valid = [one for one in expiring if one["until"] > to_micros(now)]

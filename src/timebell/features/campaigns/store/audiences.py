@@ -146,7 +146,10 @@ def finish_refresh(tx: Transaction, audience: Audience, now: datetime) -> Audien
 
 def no_such_audience(name: object) -> NotFound:
     """Return the error for an unknown audience name."""
-    return NotFound(f"There is no audience {name!s:.60}.", code="AUDIENCE_NOT_FOUND")
+    return NotFound(
+        f"There is no audience {name!s:.60}.", code="AUDIENCE_NOT_FOUND",
+        fix="Check the spelling, and the tenant.",
+    )  # fmt: skip
 
 
 def _by_name(tenant_id: str, name: str) -> Any:

@@ -117,7 +117,10 @@ def _segment_from_row(row: Row[tuple[object, ...]]) -> Segment:
 
 def no_such_segment(name: object) -> NotFound:
     """Return the error for an unknown segment."""
-    return NotFound(f"There is no segment {name!s:.60}.", code="SEGMENT_NOT_FOUND")
+    return NotFound(
+        f"There is no segment {name!s:.60}.", code="SEGMENT_NOT_FOUND",
+        fix="Check the spelling, and the tenant.",
+    )  # fmt: skip
 
 
 def _in_use(name: str, user: str) -> Conflict:

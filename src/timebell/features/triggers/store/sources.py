@@ -357,4 +357,7 @@ def grace_too_short(trigger: str, grace: float, interval: float) -> InvalidInput
 
 def no_such_trigger(name: str) -> NotFound:
     """Return the error for an unknown trigger name."""
-    return NotFound(f"There is no trigger {name!r:.80}.", code="TRIGGER_NOT_FOUND")
+    return NotFound(
+        f"There is no trigger {name!r:.80}.", code="TRIGGER_NOT_FOUND",
+        fix="Check the spelling, and the tenant.",
+    )  # fmt: skip
