@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from .web import NIGHTLY, is_problem
 
 Make = Callable[..., Any]
@@ -220,6 +222,32 @@ async def test_pages_end_and_never_repeat(make: Make) -> None:
             cursor = f"&cursor={page['nextCursor']}"
         assert names == [f"s{number}" for number in reversed(range(7))]
         is_problem(await web.get("/schedules?cursor=nonsense"), 422, "INVALID_CURSOR")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "details"),
+    [
+        ("/schedules", NIGHTLY | {"name": "x" * 201}, ["name is too long; the maximum length is 200."]),
+        (
+            "/schedules", NIGHTLY | {"maxRetries": -1, "priority": 1.5},
+            ["maxRetries must be at least 0.", "priority must be a whole number."],
+        ),
+        (
+            "/schedules", NIGHTLY | {"overlapPolicy": "never"},
+            ["overlapPolicy must be 'skip', 'queue', 'cancel_previous' or 'allow'."],
+        ),
+        ("/schedules", NIGHTLY | {"topic": 5, "labels": {"a": 1}}, ["topic must be text.", "labels.a must be text."]),
+        ("/schedules", ["no object"], ["The body must be an object."]),
+        ("/schedules/preview?count=1001", NIGHTLY, ["The query parameter count must be at most 1000."]),
+        ("/claims", {"worker": "w"}, ["Specify topics, queues or both."]),
+        ("/claims", {"topics": ["a"]}, ["worker is missing."]),
+    ],
+)  # fmt: skip
+async def test_the_error_of_a_field_is_a_sentence(make: Make, path: str, body: Any, details: list[str]) -> None:
+    async with make() as web:
+        problem = is_problem(await web.post(path, body), 422, "INVALID_FIELDS")
+        assert [error["detail"] for error in problem["errors"]] == details
+        assert problem["detail"] == details[0]
 
 
 async def test_an_error_names_the_field_and_the_fix(make: Make) -> None:

@@ -133,12 +133,11 @@ def install_handlers(web: FastAPI, clock: Clock) -> None:
     async def _handle_validation_error(request: Request, invalid: RequestValidationError) -> Response:
         errors = [_render_field_error(error) for error in invalid.errors()[:20]]
         first = errors[0] if errors else {"detail": "The request is invalid.", "pointer": "", "code": ""}
-        detail = f"{first['pointer'] or 'The request'}: {first['detail']}"
         code = first["code"]
         return problem_response(
             422,
             code if code in PRESERVED_CODES else "INVALID_FIELDS",
-            detail,
+            first["detail"],
             fix=first.get("fix"),
             errors=errors,
             requestId=_request_id(request),
@@ -185,6 +184,47 @@ def _request_id(request: Request) -> str | None:
     return getattr(request.state, "id", None)
 
 
+_FIELD_TEXTS = {
+    "missing": "is missing.",
+    "string_type": "must be text.",
+    "string_too_short": "is too short; the minimum length is {min_length}.",
+    "string_too_long": "is too long; the maximum length is {max_length}.",
+    "string_pattern_mismatch": "does not match {pattern}.",
+    "int_type": "must be a whole number.",
+    "int_parsing": "must be a whole number.",
+    "int_from_float": "must be a whole number.",
+    "float_type": "must be a number.",
+    "float_parsing": "must be a number.",
+    "finite_number": "must be a finite number.",
+    "bool_type": "must be true or false.",
+    "bool_parsing": "must be true or false.",
+    "greater_than": "must be more than {gt}.",
+    "greater_than_equal": "must be at least {ge}.",
+    "less_than": "must be less than {lt}.",
+    "less_than_equal": "must be at most {le}.",
+    "literal_error": "must be {expected}.",
+    "enum": "must be {expected}.",
+    "list_type": "must be a list.",
+    "dict_type": "must be an object.",
+    "model_type": "must be an object.",
+    "model_attributes_type": "must be an object.",
+    "too_short": "has too few items; the minimum is {min_length}.",
+    "too_long": "has too many items; the maximum is {max_length}.",
+}
+"""Types of Pydantic's errors -> the rest of a sentence that begins with the name of the field."""
+
+
+def _describe_field_error(place: str, path: Sequence[str], error: Mapping[str, Any]) -> str:
+    name = ".".join(path)
+    subject = name or "The body" if place == "body" else f"The {place} parameter {name}"
+    context = error.get("ctx", {})
+    if isinstance(cause := context.get("error"), ValueError):  # of a validator of ours
+        return str(cause)
+    if (rest := _FIELD_TEXTS.get(error["type"])) is not None:
+        return f"{subject} {rest.format(**context)}"
+    return f"{subject}: {error['msg']}."
+
+
 def _render_field_error(error: Mapping[str, Any]) -> dict[str, str]:
     """Convert a Pydantic error to a pointer, a detail text and a code."""
     location = [str(part) for part in error["loc"]]
@@ -198,4 +238,5 @@ def _render_field_error(error: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(cause, TimebellError):
         fix = {"fix": cause.fix} if cause.fix else {}
         return {"pointer": pointer, "detail": cause.message, "code": cause.code} | fix
-    return {"pointer": pointer, "detail": error["msg"], "code": str(error["type"]).upper()}
+    detail = _describe_field_error(place, rest, error)
+    return {"pointer": pointer, "detail": detail, "code": str(error["type"]).upper()}
