@@ -52,7 +52,7 @@ VARYING = re.compile(
     r"|(?<=127\.0\.0\.1:)\d+"  # ports
     r"|\S+-\d+(?= \(seen )"  # nodes: host name and process id
     r"|(?<=^python)\s+\S+|(?<=^sqlite)\s+\S+|\b20\d\d[a-z]\b"  # versions of the environment: Python, SQLite, tzdata
-    r"|(?<=\d)\.dev\d+(?:\+[\w.]+)?"  # the development suffix of Timebell's version; the release is compared
+    r"|(?<=imebell)\s+\d\S+"  # Timebell's version
 )
 
 

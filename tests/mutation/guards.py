@@ -92,7 +92,7 @@ GUARDS = [
      "complete_jobs(tx, [completion])",
      ("conformance/test_actions.py::test_a_serial_job_behind_a_concurrent_backfill_is_released_on_its_cancel",)),
     Guard("a rescheduled job expires as before", "store/jobs/repository",
-     'copied["expires_at"] = run_at + (row.expires_at - row.run_at)', 'copied["expires_at"] = row.expires_at',
+     'copied["expires_at"] = run_at + (row.expires_at - due_at)', 'copied["expires_at"] = row.expires_at',
      ("conformance/test_repository_changes.py::test_a_rescheduled_job_is_a_new_job_linked_to_the_old_one",)),
     Guard("the audit log shows the old value of a secret", "model/audit_values",
      "return _record({name: before.get(name) for name in changed}), _record(",
