@@ -70,13 +70,6 @@ def test_mentioned_files_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{name_of(page)} mentions {path}"
 
 
-def test_the_first_steps_show_the_version_of_the_newest_release() -> None:
-    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None
-    page = (DOCS / "start" / "first-steps.md").read_text()
-    assert re.findall(r"^[Tt]imebell +(\d\S+)", page, re.MULTILINE) == [newest[1]] * 2
-
-
 def test_guarantees_refer_to_existing_tests_and_verdicts() -> None:
     guarantees = [row for row in rows(REFERENCE / "guarantees.md") if row[0].startswith("G")]
     for _, guarantee, tests, verdicts in guarantees:

@@ -35,6 +35,7 @@ import pytest
 from tests.rotation import rotated
 from tests.servers import Postgres, free_port
 from timebell import Timebell
+from timebell.settings import package_version
 
 from .pages import PAGES, ROOT, Block, blocks, name_of
 
@@ -43,6 +44,8 @@ OUTPUT_TIMEOUT_SECONDS = 180  # real seconds for a command to print the expected
 RUN = ("timebell", "python", "export")
 NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
 EXAMPLE_PORTS = ("8000", "8001")  # of the programs of an example, on this machine
+# Pages show the output of the newest release; the tests also run between releases.
+NEWEST_RELEASE = re.findall(r"^## \[(\d\S+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
 # Parts of the output that differ between runs and machines. They are replaced by `#` in the page and in the output.
 VARYING = re.compile(
     r"(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d\.\d+(?:Z|[+-]\d\d:\d\d)?"  # the wall clock: seconds have a fraction
@@ -52,7 +55,7 @@ VARYING = re.compile(
     r"|(?<=127\.0\.0\.1:)\d+"  # ports
     r"|\S+-\d+(?= \(seen )"  # nodes: host name and process id
     r"|(?<=^python)\s+\S+|(?<=^sqlite)\s+\S+|\b20\d\d[a-z]\b"  # versions of the environment: Python, SQLite, tzdata
-    r"|(?<=imebell)\s+\d\S+"  # Timebell's version
+    r"|(?<=\d)\.dev\d+(?:\+[\w.]+)?"  # the development suffix of Timebell's version; the release is compared
 )
 
 
@@ -225,7 +228,7 @@ class Session:
         if self.postgres_url is not None:
             line = line.replace(self.postgres_url, self.shown_postgres_url)
             line = line.replace(self.postgres_url.partition("@")[2], self.shown_postgres_url.partition("@")[2])
-        return line
+        return line.replace(package_version(), NEWEST_RELEASE)
 
 
 class Command:
